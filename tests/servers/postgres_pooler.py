@@ -13,12 +13,13 @@ from contextlib import suppress
 from types import TracebackType
 
 HOST = "127.0.0.1"
-_KEY, _NOTIFICATION, _PARSE = b"K", b"A", b"P"
+_KEY, _NOTIFICATION, _PARSE, _QUERY = b"K", b"A", b"P", b"Q"
 
 
 class Pooler:
     def __init__(self, port: int, *, transactions: bool) -> None:
         self.prepared = 0  # statements that a client wanted to be kept
+        self.queries: list[str] = []  # that clients have sent without parameters
         self._server = port
         self._transactions = transactions
         self._listener = socket.create_server((HOST, 0))
@@ -62,6 +63,8 @@ class Pooler:
                 kind, body = _message(client)
                 if kind == _PARSE and not body.startswith(b"\0"):
                     self.prepared += 1
+                if kind == _QUERY:
+                    self.queries.append(body.rstrip(b"\0").decode())
                 server.sendall(_whole(kind, body))
         _end(client, server)
         return None

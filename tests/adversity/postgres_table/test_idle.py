@@ -17,7 +17,6 @@ from tests.servers.proxy import Proxy
 from tests.servers.waiting import LIMIT, until, until_async
 
 
-
 def _idle(locks: Any) -> set[Any]:
     """Its connections that are not in use."""
     backend = locks.faults.inner if hasattr(locks, "faults") else locks._logic.engine.backend

@@ -1,4 +1,4 @@
-"""How a connection to PostgreSQL is made, for either kind of locks: what a failure leaves, and which host is tried first."""
+"""How a connection to PostgreSQL is made, for either kind of locks: what a failure leaves, which host comes first."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ import gc
 import os
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 import lockfast
 import lockfast.aio
 from lockfast import BackendUnavailable
+from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
+from lockfast.backends.postgres.io.refusals import Broken, no_connection
 from tests.servers.postgres import USER
 from tests.servers.postgres_tables import table
 from tests.servers.server import HOST
+from tests.servers.waiting import until
 
 pytestmark = pytest.mark.slow
 SCHEMES = ("postgresql", "postgresql+advisory")
@@ -97,3 +102,113 @@ def test_nor_does_one_that_was_not_answered(fail: Fail, scheme: str) -> None:
         kept = fail(f"{scheme}://{USER}@{HOST}:{mute.getsockname()[1]}/a", patience=0.05)
         assert _sockets() <= before
     assert len(kept) == TRIES
+
+
+# Several hosts, or several addresses of one
+
+
+class _Mute:
+    """A host that takes connections and says nothing."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._listener = socket.create_server(address)
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._taken: list[socket.socket] = []
+
+    def taken(self) -> int:
+        """How many connections were made to it."""
+        with suppress(BlockingIOError):
+            while True:
+                self._taken.append(self._listener.accept()[0])
+        return len(self._taken)
+
+    def close(self) -> None:
+        for one in (self._listener, *self._taken):
+            one.close()
+
+
+def _at_second(url: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, _Mute]:
+    """A URL that leads to a mute host, or address, first."""
+    there = psycopg.conninfo.conninfo_to_dict(url)
+    if kind == "hosts":
+        mute = _Mute((HOST, 0))
+        return url.replace(f"{HOST}:", f"{HOST}:{mute.port},{HOST}:"), mute
+    mute, resolve = _Mute(("127.0.0.2", int(there["port"] or 0))), socket.getaddrinfo
+
+    def both(host: Any, *rest: Any, **options: Any) -> Any:
+        if host != "both.invalid":
+            return resolve(host, *rest, **options)
+        return [*resolve("127.0.0.2", *rest, **options), *resolve(HOST, *rest, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", both)
+    return url.replace(HOST, "both.invalid"), mute
+
+
+_END = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'me'"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("kind", ["hosts", "addresses"])
+def test_a_silent_host_is_not_tried_again_while_another_one_works(
+    tmp_path: Path, scheme: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = table().url(tmp_path)
+    url, mute = _at_second(plain, kind, monkeypatch)
+    try:
+        with lockfast.connect(f"{url.replace('postgresql:', f'{scheme}:')}?application_name=me", patience=1) as locks:
+
+            def takes() -> bool:
+                with locks.lock("a"):
+                    return True
+
+            until(takes, "to reach the second", despite=(BackendUnavailable,))
+            assert (before := mute.taken()) > 0
+            for _ in range(3):
+                table().server.psql(_END, table().database(tmp_path))
+                until(takes, "to connect again", despite=(BackendUnavailable,))
+            assert mute.taken() == before
+    finally:
+        mute.close()
+
+
+# Which store it is
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("postgresql://?service=a", "postgresql://?service=b"),
+        ("postgresql://h/db?hostaddr=10.0.0.1", "postgresql://h/db?hostaddr=10.0.0.2"),
+        ("postgresql://alice@h/", "postgresql://bob@h/"),  # whose database has the name of the user
+    ],
+)
+def test_what_leads_to_different_servers_or_databases_is_not_one_store(
+    one: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PGDATABASE", raising=False)
+    with lockfast.connect(one) as first, lockfast.connect(other) as second, lockfast.connect(one) as third:
+        ids = [locks._logic.engine.backend.store_id for locks in (first, second, third)]
+    assert ids[0] != ids[1]
+    assert ids[0] == ids[2]
+
+
+def test_users_of_one_database_share_a_store() -> None:
+    with lockfast.connect("postgresql://alice@h/db") as one, lockfast.connect("postgresql://bob@h/db") as other:
+        assert one._logic.engine.backend.store_id == other._logic.engine.backend.store_id
+
+
+# What lasts
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'FATAL:  pg_hba.conf rejects connection for host "10.0.0.2", user "app", database "app", no encryption',
+        'FATAL:  no pg_hba.conf entry for host "10.0.0.2", user "app", database "app", no encryption',
+    ],
+)
+def test_a_server_that_rejects_a_role_or_host_is_not_asked_again(text: str) -> None:
+    endpoint = PostgresEndpoint({"host": "h"})
+    assert not no_connection(endpoint, [Broken(text)]).transient
+    assert no_connection(endpoint, [Broken(text), Broken("Connection refused")]).transient

@@ -36,6 +36,7 @@ def statements(begins: str) -> list[str]:
 
 
 def test_the_rights_on_the_page_are_enough_for_everything_and_each_is_needed(server: PostgresServer) -> None:
+    server.psql("ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC")  # as many an administrator does
     assert main(["migrate", "--schema", "locks", server.url]) == 0
     server.psql("CREATE ROLE worker LOGIN")
     url = server.url.replace("//lockfast@", "//worker@") + "?schema=locks"

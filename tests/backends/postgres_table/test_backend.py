@@ -273,13 +273,17 @@ def test_an_old_schema_gives_an_error_that_says_what_to_run(database: Database) 
             locks.lock("a").acquire()
 
 
-def test_a_schema_of_a_newer_release_is_not_taken_back(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_schema_of_a_newer_release_is_used_with_a_warning_and_not_taken_back(
+    database: Database, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     database.connection.execute(script("newer").encode())
     database.connection.execute("INSERT INTO newer.lockfast_schema VALUES (%s)", (VERSION + 1,))
     assert main(["migrate", "--schema", "newer", database.url]) == 69
     assert "a newer lockfast has been here" in capsys.readouterr().err
-    with lockfast.connect(database.url, schema="newer") as locks, locks.lock("a"):
+    with lockfast.connect(database.url, schema="newer") as locks, locks.lock("a"), locks.lock("b"):
         pass
+    (warning,) = [record.message for record in caplog.records if record.name == "lockfast"]
+    assert f"has version {VERSION + 1}, and this lockfast knows version {VERSION}" in warning
 
 
 def test_missing_rights_give_an_error_that_says_what_to_run(
@@ -292,8 +296,9 @@ def test_missing_rights_give_an_error_that_says_what_to_run(
         with pytest.raises(BackendUnavailable, match=r"permission denied.*GRANT ALL ON ALL TABLES") as caught:
             locks.lock("a").acquire()
         assert not caught.value.transient
-        for what in ("TABLES", "SEQUENCES"):
-            database.connection.execute(f'GRANT ALL ON ALL {what} IN SCHEMA public TO "{guest}"'.encode())
+        grants = str(caught.value).partition("can run: ")[2].partition("; for more")[0]
+        assert "GRANT EXECUTE ON ALL FUNCTIONS" in grants
+        database.connection.execute(grants.encode())
         with locks.lock("a"):
             pass
 

@@ -14,6 +14,8 @@ import pytest
 
 import lockfast
 import lockfast.aio
+from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
+from lockfast.backends.postgres_table.io.session import TableSession
 from tests.polling import HOUR, never_look
 from tests.servers.postgres_pooler import HOST, Pooler
 from tests.servers.postgres_tables import table
@@ -139,3 +141,41 @@ def test_where_listening_works_waiters_are_woken(pooled: Pooled, caplog: pytest.
         assert locks._logic.engine.backend._driver.cannot_listen is False  # type: ignore[attr-defined]
         asyncio.run(story())
     assert not [record for record in caplog.records if "LISTEN" in record.message]
+
+
+# Listening
+
+
+def _channels(queries: list[str], word: str) -> list[str]:
+    return sorted(query.partition(";")[0].removeprefix(f"{word} ") for query in queries if query.startswith(f"{word} "))
+
+
+@transaction_mode
+def test_no_session_of_the_pooler_is_left_listening(pooled: Pooled) -> None:
+    """It lives on with other clients, and would be sent notifications for nobody."""
+
+    async def story() -> None:
+        async with lockfast.aio.connect(pooled.url) as locks:
+            await _hand_over_to_task(locks, pooled.direct)
+
+    with lockfast.connect(pooled.url) as locks:
+        _hand_over_to_thread(locks, pooled.direct)
+    asyncio.run(story())
+    listened = _channels(pooled.pooler.queries, "LISTEN")
+    assert len(listened) == 2
+    assert _channels(pooled.pooler.queries, "UNLISTEN") == listened
+
+
+def test_the_session_that_listens_is_asked_for_until_it_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    reached = [b"7", b"8", b"42", b"42"]
+    session = TableSession(None, PostgresEndpoint({}))
+    asked: list[bytes] = []
+
+    def simple_query(sql: bytes) -> Any:
+        asked.append(sql)
+        return [[reached[len(asked) - 1]]]
+        yield
+
+    monkeypatch.setattr(session, "simple_query", simple_query)
+    assert list(session.stop_listening("here", b"42")) == []
+    assert [sql.partition(b";")[0] for sql in asked] == [b"UNLISTEN here"] * 3

@@ -28,6 +28,7 @@ from lockfast._records import (
 from lockfast._text import shown
 from lockfast._values import FAR_VERSION, MAX_BOOKED_NS
 from lockfast.backends.postgres.io.endpoint import SAFE_PATH
+from lockfast.backends.postgres_table.io.session import IN_USE
 
 VERSION: Final = 1  # of the tables and functions that this release needs; raised with each file that is added
 LONGEST_SCHEMA: Final = 63  # bytes of a name in PostgreSQL
@@ -59,6 +60,7 @@ _CONSTANTS: Final = {
     "LOCKFAST": str(CLASS),
     "MIGRATION": "0",  # of that class: one at a time
     "GATE": "1",  # of that class: shared by the callers of functions that are replaced
+    "IN_USE": f"'{IN_USE.decode()}'",
     "TABLE_WAIT": "interval '30 seconds'",  # that a migration tries to lock the tables that it has to change,
     "TABLE_PATIENCE": "200",  # milliseconds at a time, for which every client waits behind it,
     "TABLE_PAUSE": "0.5",  # seconds between two tries
@@ -104,10 +106,10 @@ _CONSTANTS: Final = {
 
 _HEADER: Final = "-- The schema of lockfast's lock table, version {version}. It can be run again at any time."
 _IN_ONE: Final = """--
--- It has no BEGIN and no COMMIT: run it in one transaction, as Alembic, Django's RunSQL and psql --single-transaction do."""
+-- It has no BEGIN and no COMMIT: run it in one transaction, as Alembic, Django's RunSQL and psql -1 do."""
 _BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED;"  # so that each statement sees what was committed before it
 _COMMIT: Final = "COMMIT;\n"
-# Operators and functions of other roles must not take the place of the server's own, neither now nor in what is made here.
+# No operator or function of another role may take the place of the server's own, now or in what is made here.
 # These settings are as before afterwards: the transaction, or a pooled connection, is not only ours.
 _ENTER: Final = """DO $$
 BEGIN
@@ -164,7 +166,7 @@ def script(schema: str) -> str:
 
 @cache
 def script_in_one(schema: str) -> str:
-    """The same for a transaction of the caller's. It refuses a lock table of the user's, which takes two transactions."""
+    """The same for a transaction of the caller's. It refuses to adopt a lock table, which takes two."""
     parts = [_HEADER + "\n" + _IN_ONE, _ENTER, _sql("legacy_refused"), _sql("legacy"), *_main_parts(), _LEAVE, ""]
     return _filled(parts, schema)
 

@@ -1,4 +1,4 @@
-"""Where a PostgreSQL server is, from a URL, a psycopg pool or connection, parameters, Django.
+"""Where a PostgreSQL server is, from a URL, a psycopg pool or connection, parameters, Django, SQLAlchemy.
 
 Decides: which settings of these are ours, how the endpoint is shown without its secrets, and in which order its hosts
 are tried. Leaves to libpq: what its own parameters mean.
@@ -10,9 +10,10 @@ not be part of a transaction that the caller may roll back, and because a waiter
 from __future__ import annotations
 
 import inspect
+import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import cycle
 from typing import Any, Final
@@ -44,8 +45,14 @@ _OF_PSYCOPG: Final = {  # what pools and Django hand to psycopg itself
 }
 
 
+# Options of a URL of SQLAlchemy or asyncpg: those with another name there, and those of the client itself.
+_SAME: Final = {"database": "dbname", "ssl": "sslmode"}
+_OF_CLIENTS: Final = {"prepared_statement_cache_size", "prepared_statement_name_func", "async_fallback"}
+
 # What is secret, what a URL says elsewhere, and what we set ourselves.
 _NOT_SHOWN: Final = SECRET_OPTIONS | {"host", "port", "user", "dbname", "client_encoding", "passfile"}
+_ELSEWHERE: Final = ("hostaddr", "service", "servicefile")  # what says where the server is, besides the rest of a URL
+_PLACE: Final = ("host", "port", "hostaddr")
 _OF_TABLE: tuple[str, ...] = ("schema", "synchronous_commit")
 _OF_ADVISORY: tuple[str, ...] = ("waiting", "pooler")
 
@@ -58,14 +65,15 @@ class PostgresEndpoint:
     advisory: bool = False  # advisory locks, not the table
     waiting: int = WAITING  # of advisory locks, as is the next
     pooler: str = ""  # "session": there is one, which gives out whole sessions
+    _good: list[dict[str, str]] = field(default_factory=list, compare=False)  # with which a connection was made last
 
     def __repr__(self) -> str:
         return f"PostgresEndpoint({self.name!r})"
 
     @cached_property
     def name(self) -> str:
-        """A URL without user and options: two endpoints with one name are one store."""
-        return self._url("", {})
+        """A URL without user, and with few options: two endpoints with one name are one store."""
+        return self._url("", {name: self.params[name] for name in _ELSEWHERE if name in self.params})
 
     @cached_property
     def url(self) -> str:
@@ -85,9 +93,27 @@ class PostgresEndpoint:
         if self.schema != PUBLIC:
             options["schema"] = self.schema
         options |= more
-        database = quote(self.params.get("dbname", ""))
+        database = quote(self.params.get("dbname", "") or self._usual_database)
         scheme = "postgresql+advisory" if self.advisory else "postgresql"
         return f"{scheme}://{login}{where}/{database}" + (f"?{urlencode(options, safe='/')}" if options else "")
+
+    @property
+    def _usual_database(self) -> str:
+        """Of libpq, where nothing else names one: that of the user."""
+        elsewhere = "service" in self.params or "PGSERVICE" in os.environ or "PGDATABASE" in os.environ
+        return "" if elsewhere else self.params.get("user", "")
+
+    def remember(self, params: dict[str, str]) -> None:
+        """A connection was made with these."""
+        self._good[:] = [params]
+
+    def in_order(self, several: list[dict[str, str]]) -> list[dict[str, str]]:
+        """As they are tried: first where a connection was made last, so that a silent host costs time once."""
+
+        def differs(params: dict[str, str]) -> bool:
+            return any(name in params and params[name] != good.get(name) for good in self._good for name in _PLACE)
+
+        return sorted(several, key=differs)
 
     @property
     def hosts(self) -> list[dict[str, str]]:
@@ -106,7 +132,7 @@ class PostgresEndpoint:
             if len(addresses) == len(hosts):
                 one["hostaddr"] = addresses[number]
             found.append({name: value for name, value in one.items() if value})
-        return found
+        return self.in_order(found)
 
 
 def conninfo(params: Mapping[str, str]) -> bytes:
@@ -115,12 +141,39 @@ def conninfo(params: Mapping[str, str]) -> bytes:
 
 def endpoint_of_url(parts: SplitResult, *, advisory: bool = False) -> PostgresEndpoint:
     """Raises ValueError, with nothing of the URL in it that could be a secret."""
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    options = _of_query(parse_qsl(parts.query, keep_blank_values=True))
     ours = {name: options.pop(name) for name in (*_OF_TABLE, *_OF_ADVISORY) if name in options}
     url = parts._replace(scheme="postgresql", query=urlencode(options, quote_via=quote)).geturl()
     if not parts.netloc:  # which `geturl` leaves out
         url = url.replace("postgresql:", "postgresql://", 1) if "://" not in url else url
     return _endpoint({**_read(url), **ours}, advisory)
+
+
+def _of_query(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Options of libpq, from those behind the `?` of a URL, which may be one of SQLAlchemy or asyncpg."""
+    options: dict[str, str] = {}
+    hosts = [value for name, value in pairs if name == "host"]
+    for name, value in pairs:
+        if name not in _OF_CLIENTS:
+            options[_SAME.get(name, name)] = "require" if (name, value) == ("ssl", "true") else value
+    if len(hosts) > 1:  # as SQLAlchemy names several servers: host=a:5432&host=b:5432
+        places = [host.rpartition(":") if ":" in host else (host, "", "") for host in hosts]
+        options["host"] = ",".join(host for host, _, _ in places)
+        if any(port for _, _, port in places):
+            options["port"] = ",".join(port or "5432" for _, _, port in places)
+    return options
+
+
+def _of_sqlalchemy(url: Any) -> dict[str, Any]:
+    """From SQLAlchemy's URL. Raises ValueError if it is of another database, or names none."""
+    if not url.drivername.startswith("postgresql"):
+        raise ValueError(f"of SQLAlchemy's databases only PostgreSQL can keep locks, not {shown(url.drivername)}")
+    pairs = [(name, one) for name, given in url.query.items() for one in ([given] if isinstance(given, str) else given)]
+    known = {"host": url.host, "port": url.port, "user": url.username, "password": url.password, "dbname": url.database}
+    params = {name: value for name, value in known.items() if value is not None}
+    if not params and not pairs:
+        raise ValueError("the URL of this engine names no server; give connect() a URL or parameters instead")
+    return {**params, **_of_query(pairs)}
 
 
 def _read(text: str) -> dict[str, Any]:
@@ -142,6 +195,9 @@ def endpoint_of_client(client: object, *, advisory: bool = False) -> PostgresEnd
 def _params_of(client: object) -> Mapping[str, Any] | None:
     if isinstance(client, Mapping):
         return _of_mapping(client)
+    url = getattr(client, "url", client)  # of an engine of SQLAlchemy
+    if hasattr(url, "drivername"):
+        return _of_sqlalchemy(url)
     if callable(parameters := getattr(client, "get_connection_params", None)):  # a connection of Django's
         return _of_mapping(parameters())
     if isinstance(client, psycopg.Connection | psycopg.AsyncConnection):

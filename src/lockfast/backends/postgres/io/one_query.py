@@ -42,9 +42,11 @@ async def ask_once(endpoint: PostgresEndpoint, sql: str, within: float, *, block
 
 def _ask(endpoint: PostgresEndpoint, sql: str, until: float) -> bytes:
     reasons: list[Exception] = []
-    for params, end in each_address(Names(), endpoint.hosts, until, reasons):
+    for params, end in each_address(Names(), endpoint, until, reasons):
         try:
-            return _ask_host(conninfo(params), sql, end)
+            answer = _ask_host(conninfo(params), sql, end)
+            endpoint.remember(params)
+            return answer
         except (Late, Broken) as reason:
             reasons.append(reason)
     raise no_connection(endpoint, reasons)

@@ -26,9 +26,10 @@ _TRANSIENT: Final = ("08", "57", "53", "40")  # classes of codes: connection, op
 _DISK_FULL: Final = "53100"
 # Why a server refuses every connection until an operator acts. libpq has no code for it, so only the words say so.
 _PERMANENT: Final = re.compile(
-    "authentication failed|no password supplied|no pg_hba.conf entry|certificate|does not exist|is not permitted to log"
-    "|[Pp]ermission denied|is not currently accepting|does not support SSL|definition of service|service file"
-    "|invalid (\\S+ )?value|must be an integer|unrecognized configuration|unterminated quoted|connection option"
+    "authentication failed|no password supplied|no pg_hba.conf entry|pg_hba.conf rejects|certificate|does not exist"
+    "|is not permitted to log|[Pp]ermission denied|is not currently accepting|does not support SSL"
+    "|definition of service|service file|invalid (\\S+ )?value|must be an integer|unrecognized configuration"
+    "|unterminated quoted|connection option"
 )
 _QUESTION: Final = re.compile(r" Is the server running .*\?$")  # libpq adds it to its reason
 
@@ -93,14 +94,19 @@ def connection_error(code: str, text: str, *, ended: bool) -> RolledBack | Broke
 def refusal(endpoint: PostgresEndpoint, code: str, text: str) -> StatementRefused:
     at = f"PostgreSQL at {endpoint.name}"
     if code == _LOCK_TIMEOUT:
-        return NameInUse(f"{at}: an open transaction of another client has locked that name")
+        return name_in_use(endpoint)
     if code in _NO_SCHEMA:
         return StatementRefused(
-            f"{at} has no lock table, or an old one: {text}; {how_to_migrate(endpoint.url)}", transient=False
+            f"{at} has no lock table, or one of another version: {text}; {how_to_migrate(endpoint.url)}",
+            transient=False,
         )
     if code == NO_RIGHTS:
         return NoRights(f"{at} refuses: {text}; {how_to_grant(endpoint)}", transient=False)
     return StatementRefused(f"{at} refuses: {text} ({code})", transient=is_transient(code))
+
+
+def name_in_use(endpoint: PostgresEndpoint) -> NameInUse:
+    return NameInUse(f"PostgreSQL at {endpoint.name}: an open transaction of another client has locked that name")
 
 
 def is_transient(code: str) -> bool:
@@ -119,7 +125,8 @@ def how_to_grant(endpoint: PostgresEndpoint) -> str:
     return (
         f"the role that ran `lockfast migrate` can run: GRANT USAGE ON SCHEMA {schema} TO {user}; "
         f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {user}; "
-        f"GRANT ALL ON ALL SEQUENCES IN SCHEMA {schema} TO {user}"
+        f"GRANT ALL ON ALL SEQUENCES IN SCHEMA {schema} TO {user}; "
+        f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {user}"
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 
 from lockfast._reentry import start_thread
 from lockfast._time import boot_now
+from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.refusals import Broken
 
 T = TypeVar("T")
@@ -96,10 +97,10 @@ def _needs_no_lookup(host: str) -> bool:
 
 
 def each_address(
-    names: Names, hosts: Sequence[Mapping[str, str]], until: float, reasons: list[Exception]
+    names: Names, endpoint: PostgresEndpoint, until: float, reasons: list[Exception]
 ) -> Iterator[tuple[dict[str, str], float]]:
     """Blocks: parameters for each address of each host, and until when to try it. The others are added to `reasons`."""
-    for params, last in shares(hosts, until, boot_now):
+    for params, last in shares(endpoint.hosts, until, boot_now):
         try:
             found = names.addresses(params).result(max(0.0, last - boot_now()))
         except TimeoutError:
@@ -107,7 +108,7 @@ def each_address(
         except Broken as reason:
             reasons.append(reason)
         else:
-            yield from shares(found, last, boot_now)
+            yield from shares(endpoint.in_order(found), last, boot_now)
 
 
 def not_found(params: Mapping[str, str]) -> str:

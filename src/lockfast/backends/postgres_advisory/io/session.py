@@ -269,9 +269,11 @@ def dial(endpoint: PostgresEndpoint, holder: str, statements: Statements, within
     if holder and "fallback_application_name" not in endpoint.params:
         called = {"fallback_application_name": short(holder)}
     reasons: list[Exception] = []
-    for params, end in each_address(Names(), endpoint.hosts, until, reasons):
+    for params, end in each_address(Names(), endpoint, until, reasons):
         try:
-            return _dial(endpoint, conninfo({**_OF_CLIENT, **params, **called}), statements, end)
+            dialled = _dial(endpoint, conninfo({**_OF_CLIENT, **params, **called}), statements, end)
+            endpoint.remember(params)
+            return dialled
         except (Late, Broken, BackendUnavailable) as reason:
             reasons.append(reason)
     if isinstance(reasons[-1], BackendUnavailable):

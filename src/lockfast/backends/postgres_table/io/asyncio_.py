@@ -308,10 +308,12 @@ class AsyncioPostgres:
             except Broken as reason:
                 reasons.append(reason)
                 continue
-            for one, end in shares(found, last, now):
+            for one, end in shares(self.endpoint.in_order(found), last, now):
                 try:
                     async with asyncio.timeout_at(end):
-                        return await self._connect_to(conninfo(one), version)
+                        session = await self._connect_to(conninfo(one), version)
+                    self.endpoint.remember(one)
+                    return session
                 except (TimeoutError, Broken, RolledBack) as reason:
                     reasons.append(reason)
         raise no_connection(self.endpoint, reasons, sent=False)
@@ -366,9 +368,10 @@ class AsyncioPostgres:
             async with asyncio.timeout(within):
                 session = await self._connect(within, 0)
                 try:
-                    await run(session.simple_query(listen(self.wakeups.channel)))
+                    ((pid,),) = await run(session.simple_query(listen(self.wakeups.channel)))
                     if session.pooled and not await self._receives_echo(session, within):
                         receives = False
+                        await run(session.stop_listening(self.wakeups.channel, pid))
                     else:
                         await run(session.simple_query(register(self.endpoint, self.wakeups.channel)))
                 except BaseException:

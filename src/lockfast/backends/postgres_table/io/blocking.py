@@ -303,9 +303,11 @@ class BlockingPostgres:
 
     def _connect(self, until: float, version: int) -> TableSession:
         reasons: list[Exception] = []
-        for params, end in each_address(self._names, self.endpoint.hosts, until, reasons):
+        for params, end in each_address(self._names, self.endpoint, until, reasons):
             try:
-                return self._connect_to(conninfo(params), end, version)
+                session = self._connect_to(conninfo(params), end, version)
+                self.endpoint.remember(params)
+                return session
             except (Late, Broken, RolledBack) as reason:
                 reasons.append(reason)
         raise no_connection(self.endpoint, reasons, sent=False)
@@ -367,8 +369,9 @@ class BlockingPostgres:
             raise closed_driver(self.endpoint.name)
         session = self._connect(until, 0)
         try:
-            run(session.simple_query(listen(self._channel)), until)
+            ((pid,),) = run(session.simple_query(listen(self._channel)), until)
             if session.pooled and not self._receives_echo(session, until):
+                run(session.stop_listening(self._channel, pid), until)
                 session.close()
                 self._listens_at = math.inf
                 warn_cannot_listen(self.endpoint)

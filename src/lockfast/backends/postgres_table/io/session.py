@@ -22,6 +22,7 @@ from lockfast.backends.postgres.io.refusals import (
     error_of,
     how_to_migrate,
     message_of,
+    name_in_use,
     one_line,
     refusal,
     unavailable,
@@ -34,6 +35,9 @@ _parse = json.JSONDecoder().decode
 _TUPLES: Final = pq.ExecStatus.TUPLES_OK
 _OK: Final = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 ECHO_WITHIN_S: Final = 0.7  # how long an echo may take; less than the second after which silence is reported
+IN_USE: Final = b'{"in_use": true}'  # the reply if an open transaction has locked the name for too long
+MAX_UNLISTENS: Final = 20  # tries to reach one session of a pooler
+_WHERE: Final = "SELECT pg_catalog.pg_backend_pid()"
 _CHECK_INTERVAL_MS: Final = 500  # how often the server checks that a client whose statement it runs is still there
 SUSPECT_AFTER_S: Final = 10.0  # a connection that was idle for so long is probed: a NAT may have forgotten it
 MAX_PROBE_S: Final = 1.0  # how long the reply to that may take,
@@ -79,7 +83,9 @@ class TableSession:
         commit = self._endpoint.synchronous_commit
         if self.pooled:  # any statement may be the first in its server process, and a SET would stay for other clients
             self._preamble = [arrive]
-            self._preamble += [b"pg_catalog.set_config('synchronous_commit', '%b', true)" % commit.encode()] if commit else []
+            self._preamble += (
+                [b"pg_catalog.set_config('synchronous_commit', '%b', true)" % commit.encode()] if commit else []
+            )
         else:
             settings = [f"search_path = {SAFE_PATH}"]
             settings += [] if isolation == b"read committed" else ["default_transaction_isolation = 'read committed'"]
@@ -114,6 +120,8 @@ class TableSession:
         if found is not None:
             query = f'SELECT coalesce(pg_catalog.max(version), 0) FROM "{self._endpoint.schema}".lockfast_schema'
             there = yield from self.simple_query(query.encode())
+        if int(there[0][0]) > version:
+            warn_newer_schema(self._endpoint, int(there[0][0]), version)
         if int(there[0][0]) < version:
             what = "has no lock table" if found is None else "has an old lock table"
             raise unavailable(self._endpoint.name, f"{what}; {how_to_migrate(self._endpoint.url)}", transient=False)
@@ -136,6 +144,16 @@ class TableSession:
     def simple_query(self, sql: bytes) -> Steps:
         """The rows of the last of these statements."""
         return self._rows((yield from last_result(self.pg, lambda: self.pg.send_query(sql))))
+
+    def stop_listening(self, channel: str, pid: bytes) -> Steps:
+        """Behind a pooler that gives each transaction to any of its sessions: ask until it was the one that listens.
+
+        That session lives on with other clients, and would get notifications for ever.
+        """
+        for _ in range(MAX_UNLISTENS):
+            ((where,),) = yield from self.simple_query(f"UNLISTEN {channel}; {_WHERE}".encode())
+            if where == pid:
+                return
 
     def notifications(self) -> list[str]:
         """The payloads that have arrived since the last call. Raises Broken."""
@@ -160,6 +178,8 @@ class TableSession:
             text = result.get_value(0, len(self._preamble))
             if text == b"true":  # the reply to most releases
                 return True
+            if text == IN_USE:
+                raise name_in_use(self._endpoint)
             return None if text is None else self._parsed(text)
         return self._rows(result)
 
@@ -187,16 +207,30 @@ class TableSession:
 
 def echo(channel: str) -> tuple[PreparedStatement, tuple[str, str]]:
     """A statement that notifies the sessions that listen there."""
-    return PreparedStatement(b"lockfast_echo", b"SELECT pg_catalog.to_json(pg_catalog.pg_notify($1, $2)::text)"), (channel, "")
+    return PreparedStatement(b"lockfast_echo", b"SELECT pg_catalog.to_json(pg_catalog.pg_notify($1, $2)::text)"), (
+        channel,
+        "",
+    )
 
 
 def listen(channel: str) -> bytes:
-    return f"LISTEN {channel}".encode()
+    """The reply is the number of the session that listens now."""
+    return f"LISTEN {channel}; {_WHERE}".encode()
 
 
 def register(endpoint: PostgresEndpoint, channel: str) -> bytes:
     """Other clients see from this that a session listens; its text in pg_stat_activity says what it is for."""
     return f"LISTEN {channel}; SELECT \"{endpoint.schema}\".lockfast_register_listener('{channel}')".encode()
+
+
+def warn_newer_schema(endpoint: PostgresEndpoint, found: int, known: int) -> None:
+    _logger.warning(
+        "the lock table of PostgreSQL at %s has version %d, and this lockfast knows version %d: a newer one has "
+        "migrated it. Update lockfast here",
+        endpoint.name,
+        found,
+        known,
+    )
 
 
 def warn_polling_for_now(reason: BackendUnavailable) -> None:
