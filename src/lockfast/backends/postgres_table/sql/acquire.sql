@@ -18,6 +18,20 @@ BEGIN
     PERFORM set_config('lock_timeout', v_before, true);
 END $$;
 
+-- The same, but false if that took longer than p_patience. An error would be a line in the server's log, and waiters try
+-- several times a second.
+CREATE OR REPLACE FUNCTION @.lockfast_try_name(p_ns text, p_name text, p_patience integer) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM @.lockfast_lock_name(p_ns, p_name, p_patience);
+    RETURN true;
+EXCEPTION WHEN lock_not_available THEN
+    IF p_patience IS NULL THEN
+        RAISE;
+    END IF;
+    RETURN false;
+END $$;
+
 CREATE OR REPLACE FUNCTION @.lockfast_granted(p_fence bigint, p_acquired_at timestamptz) RETURNS json
 LANGUAGE sql STABLE RETURN json_build_object('fence', p_fence, 'acquired_at', extract(epoch FROM p_acquired_at));
 
@@ -256,8 +270,8 @@ BEGIN
 END $$;
 
 -- Grant the claim if it fits, else answer why not; with an address, which may be empty, give it a place in the queue.
--- Answers {fence, acquired_at}, {position, retry_after, holder}, {limit} if the name is in use with another one, or {damaged}
--- if a hold cannot be read.
+-- Answers {fence, acquired_at}, {position, retry_after, holder}, {limit} if the name is in use with another one, {damaged}
+-- if a hold cannot be read, or {in_use} if another transaction has locked the name for p_patience.
 CREATE OR REPLACE FUNCTION @.lockfast_acquire(
     p_ns text, p_name text, p_claim text, p_holder text, p_ttl double precision, p_mode text DEFAULT 'exclusive',
     p_limit integer DEFAULT NULL, p_metadata jsonb DEFAULT NULL, p_address text DEFAULT NULL,
@@ -276,7 +290,9 @@ BEGIN
         PERFORM @.lockfast_check_limits(p_holder, p_ttl, p_metadata);
     END IF;
     IF NOT pg_try_advisory_xact_lock(LOCKFAST, hashtext(p_ns || NAMESPACE_SEPARATOR || p_name)) THEN
-        PERFORM @.lockfast_lock_name(p_ns, p_name, p_patience);
+        IF NOT @.lockfast_try_name(p_ns, p_name, p_patience) THEN
+            RETURN IN_USE;
+        END IF;
     END IF;
     -- Mostly no other claim holds, waits or observes. The clock is read only here: to enter may have taken a while. A
     -- claim with an address has reason to think that others do.

@@ -81,7 +81,9 @@ CREATE OR REPLACE FUNCTION @.lockfast_release(
 LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT pg_try_advisory_xact_lock(LOCKFAST, hashtext(p_ns || NAMESPACE_SEPARATOR || p_name)) THEN
-        PERFORM @.lockfast_lock_name(p_ns, p_name, p_patience);
+        IF NOT @.lockfast_try_name(p_ns, p_name, p_patience) THEN
+            RETURN IN_USE;
+        END IF;
     END IF;
     RETURN @.lockfast_end(
         p_ns, p_name, p_claim, p_linger, p_successor, p_own_address, coalesce(to_timestamp(p_now), clock_timestamp()));
@@ -100,7 +102,9 @@ DECLARE
     v_made_room boolean := false;
     v_watched boolean := false;
 BEGIN
-    PERFORM @.lockfast_lock_name(p_ns, p_name, p_patience);
+    IF NOT @.lockfast_try_name(p_ns, p_name, p_patience) THEN
+        RETURN IN_USE;
+    END IF;
     v_now := coalesce(to_timestamp(p_now), clock_timestamp());
     PERFORM @.lockfast_refresh(p_ns, p_name, v_now);
     FOR v_gone IN

@@ -23,7 +23,9 @@ DECLARE
     i integer;
 BEGIN
     IF p_patience IS NOT NULL THEN
-        PERFORM @.lockfast_lock_name(coalesce(r_ns[1], a_ns[1]), coalesce(r_names[1], a_names[1]), p_patience);
+        IF NOT @.lockfast_try_name(coalesce(r_ns[1], a_ns[1]), coalesce(r_names[1], a_names[1]), p_patience) THEN
+            RETURN IN_USE;
+        END IF;
     END IF;
     IF cardinality(r_names) > 0 THEN
         SELECT array_agg(pg_try_advisory_xact_lock(LOCKFAST, hashtext(ns || NAMESPACE_SEPARATOR || name))) INTO v_ours

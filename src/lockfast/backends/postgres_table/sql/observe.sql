@@ -13,7 +13,9 @@ DECLARE
     v_changes json;
     v_ends timestamptz;
 BEGIN
-    PERFORM @.lockfast_lock_name(p_ns, p_name, p_patience);
+    IF NOT @.lockfast_try_name(p_ns, p_name, p_patience) THEN
+        RETURN IN_USE;
+    END IF;
     v_now := coalesce(to_timestamp(p_now), clock_timestamp());
     PERFORM @.lockfast_refresh(p_ns, p_name, v_now);
     IF EXISTS (SELECT FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns AND NOT SOUND) THEN
@@ -90,7 +92,9 @@ DECLARE
     v_before json;
     v_over record;
 BEGIN
-    PERFORM @.lockfast_lock_name(p_ns, p_name, p_patience);
+    IF NOT @.lockfast_try_name(p_ns, p_name, p_patience) THEN
+        RETURN IN_USE;
+    END IF;
     v_now := coalesce(to_timestamp(p_now), clock_timestamp());
     v_before := @.lockfast_info(p_ns, p_name, v_now);
     FOR v_over IN
