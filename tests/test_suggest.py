@@ -34,7 +34,7 @@ MEANT = {
     "sqlite:locks.db": "did you mean sqlite:///locks.db?",
     "./locks": "did you mean sqlite:///./locks?",
     "postgress://bob:s3cret@db/app": "unknown scheme 'postgress'; did you mean postgresql://?",
-    "postgresql+psycopg://bob:s3cret@db/app": "did you mean postgresql://?",
+    "postgresql+nosuch://bob:s3cret@db/app": "did you mean postgresql://?",
     "reddis://localhost": "did you mean redis://?",
     "redis+senitnel://h/s": "did you mean redis+sentinel://?",
     "redis+ssl://h": "did you mean rediss://?",

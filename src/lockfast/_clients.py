@@ -56,6 +56,24 @@ class DjangoConnection(Protocol):
     def get_autocommit(self) -> bool: ...
 
 
+class SqlalchemyUrl(Protocol):
+    """A URL of SQLAlchemy, such as `engine.url`."""
+
+    @property
+    def drivername(self) -> str: ...
+    @property
+    def query(self) -> Any: ...
+
+
+class SqlalchemyEngine(Protocol):
+    """An engine of SQLAlchemy, blocking or for asyncio."""
+
+    @property
+    def url(self) -> Any: ...
+    @property
+    def dialect(self) -> Any: ...
+
+
 UrlOrClient: TypeAlias = (
     str
     | RedisClient
@@ -63,6 +81,8 @@ UrlOrClient: TypeAlias = (
     | PsycopgConnection
     | PsycopgPool
     | DjangoConnection
+    | SqlalchemyUrl
+    | SqlalchemyEngine
     | Mapping[str, Any]  # parameters of PostgreSQL, or an entry of Django's DATABASES
     | Sequence[str | RedisClient]  # the servers of a quorum
     | BackendFactory  # a backend of the caller's own

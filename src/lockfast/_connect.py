@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lockfast.backends.postgres_table.open import Migration
 
 ENTRY_POINTS: Final = "lockfast.backends"
+_SQLALCHEMY_DRIVERS: Final = ("psycopg", "psycopg2", "psycopg2cffi", "asyncpg", "pg8000")
 SCHEMES: Final[dict[str, str]] = {  # and the package of each
     "memory": "memory",
     "sqlite": "sqlite",
@@ -44,12 +45,13 @@ SCHEMES: Final[dict[str, str]] = {  # and the package of each
         for scheme in ("redis", "rediss", "valkey", "valkeys")
         for kind in ("sentinel", "cluster")
     },
+    **{f"postgresql+{driver}": "postgres_table" for driver in _SQLALCHEMY_DRIVERS},
     "postgresql+advisory": "postgres_advisory",
     "postgres+advisory": "postgres_advisory",
 }
 _EXTRAS: Final = {"redis": "redis", "redlock": "redis", "postgres_table": "postgres", "postgres_advisory": "postgres"}
 _OF_REDIS: Final = {"redis", "valkey"}  # client libraries
-_OF_POSTGRES: Final = {"psycopg", "psycopg_pool", "django"}
+_OF_POSTGRES: Final = {"psycopg", "psycopg_pool", "django", "sqlalchemy"}
 _POSTGRES_ENGINES: Final = ("postgres", "postgis", "psqlextra")  # in the name of a Django engine
 
 
@@ -76,7 +78,9 @@ def factory_of(url: object, options: ConnectOptions) -> BackendFactory:
         options.refuse_all_but(where="a backend of your own")
         factory: BackendFactory = url
         return factory
-    if isinstance(url, Sequence) and not isinstance(url, bytes):
+    if (
+        isinstance(url, Sequence) and not isinstance(url, bytes) and not hasattr(url, "drivername")
+    ):  # SQLAlchemy's URL is one
         return _package("redlock", "a quorum of Redis servers").open_clients(url, options)  # type: ignore[no-any-return]
     return _of_client(url, options)
 
