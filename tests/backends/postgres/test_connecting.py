@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +23,7 @@ from lockfast.backends.postgres.io.refusals import Broken, no_connection
 from tests.servers.postgres import USER
 from tests.servers.postgres_tables import table
 from tests.servers.server import HOST
-from tests.servers.waiting import until
+from tests.servers.waiting import LIMIT, join
 
 pytestmark = pytest.mark.slow
 SCHEMES = ("postgresql", "postgresql+advisory")
@@ -107,34 +108,36 @@ def test_nor_does_one_that_was_not_answered(fail: Fail, scheme: str) -> None:
 # Several hosts, or several addresses of one
 
 
-class _Mute:
-    """A host that takes connections and says nothing."""
+class _Ending:
+    """A host that ends each connection at once. A silent one would cost real time, and is remembered alike."""
 
     def __init__(self, address: tuple[str, int]) -> None:
+        self.tries = 0
         self._listener = socket.create_server(address)
-        self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
-        self._taken: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
 
-    def taken(self) -> int:
-        """How many connections were made to it."""
-        with suppress(BlockingIOError):
+    def _accept(self) -> None:
+        with suppress(OSError):
             while True:
-                self._taken.append(self._listener.accept()[0])
-        return len(self._taken)
+                connection, _ = self._listener.accept()
+                self.tries += 1
+                connection.close()
 
     def close(self) -> None:
-        for one in (self._listener, *self._taken):
-            one.close()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        join(self._thread)
 
 
-def _at_second(url: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, _Mute]:
-    """A URL that leads to a mute host, or address, first."""
+def _at_second(url: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, _Ending]:
+    """A URL that leads to another host, or address, first."""
     there = psycopg.conninfo.conninfo_to_dict(url)
     if kind == "hosts":
-        mute = _Mute((HOST, 0))
-        return url.replace(f"{HOST}:", f"{HOST}:{mute.port},{HOST}:"), mute
-    mute, resolve = _Mute(("127.0.0.2", int(there["port"] or 0))), socket.getaddrinfo
+        first = _Ending((HOST, 0))
+        return url.replace(f"{HOST}:", f"{HOST}:{first.port},{HOST}:"), first
+    first, resolve = _Ending(("127.0.0.2", int(there["port"] or 0))), socket.getaddrinfo
 
     def both(host: Any, *rest: Any, **options: Any) -> Any:
         if host != "both.invalid":
@@ -142,7 +145,7 @@ def _at_second(url: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> tuple[st
         return [*resolve("127.0.0.2", *rest, **options), *resolve(HOST, *rest, **options)]
 
     monkeypatch.setattr(socket, "getaddrinfo", both)
-    return url.replace(HOST, "both.invalid"), mute
+    return url.replace(HOST, "both.invalid"), first
 
 
 _END = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'me'"
@@ -150,26 +153,40 @@ _END = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE appl
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("kind", ["hosts", "addresses"])
-def test_a_silent_host_is_not_tried_again_while_another_one_works(
+def test_a_host_that_failed_is_not_tried_again_while_another_one_works(
     tmp_path: Path, scheme: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = table().url(tmp_path)
-    url, mute = _at_second(plain, kind, monkeypatch)
+    url, first = _at_second(table().url(tmp_path), kind, monkeypatch)
+    url = f"{url.replace('postgresql:', f'{scheme}:')}?application_name=me"
     try:
-        with lockfast.connect(f"{url.replace('postgresql:', f'{scheme}:')}?application_name=me", patience=1) as locks:
-
-            def takes() -> bool:
-                with locks.lock("a"):
-                    return True
-
-            until(takes, "to reach the second", despite=(BackendUnavailable,))
-            assert (before := mute.taken()) > 0
+        with lockfast.connect(url, patience=LIMIT) as locks:
+            with locks.lock("a"):
+                assert first.tries
+            before = first.tries
             for _ in range(3):
                 table().server.psql(_END, table().database(tmp_path))
-                until(takes, "to connect again", despite=(BackendUnavailable,))
-            assert mute.taken() == before
+                with locks.lock("a"):
+                    assert first.tries == before
     finally:
-        mute.close()
+        first.close()
+
+
+def test_a_host_that_failed_is_not_tried_again_by_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, first = _at_second(table().url(tmp_path), "hosts", monkeypatch)
+
+    async def story() -> None:
+        async with lockfast.aio.connect(f"{url}?application_name=me", patience=LIMIT) as locks:
+            async with locks.lock("a"):
+                before = first.tries
+                assert before
+            await asyncio.to_thread(table().server.psql, _END, table().database(tmp_path))
+            async with locks.lock("a"):
+                assert first.tries == before
+
+    try:
+        asyncio.run(story())
+    finally:
+        first.close()
 
 
 # Which store it is
