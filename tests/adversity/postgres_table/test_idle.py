@@ -38,9 +38,11 @@ def _forsaken(wire: Proxy, locks: Any) -> set[Any]:
 class TestIdle(OnTable):
     async def test_the_first_request_has_time_left_for_a_new_connection(self, stage: Stage) -> None:
         with self.wire() as wire:
-            locks = await self.ready(stage, patience=8)
+            locks = await self.ready(stage)
             _forsaken(wire, locks)
-            lease = await locks.lock("x", wait=8).take()
+            before = locks.faults.calls["acquire"]
+            lease = await locks.lock("x", wait=LIMIT).take()
+            assert locks.faults.calls["acquire"] == before + 1, "the first was answered"
             await lease.release()
 
     async def test_a_lease_is_renewed_over_a_new_connection(self, stage: Stage) -> None:

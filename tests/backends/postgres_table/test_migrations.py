@@ -13,7 +13,7 @@ import sqlalchemy
 from lockfast._connect import migration
 from lockfast.backends.postgres_table import schema
 from lockfast.cli import main
-from tests.backends.postgres_table.their_table import TABLE, Theirs
+from tests.backends.postgres_table.adopted_table import TABLE, Theirs
 from tests.servers.waiting import LIMIT, until
 
 pytestmark = pytest.mark.slow
