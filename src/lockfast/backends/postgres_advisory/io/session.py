@@ -41,12 +41,8 @@ _SETTINGS: Final = {
     **dict.fromkeys(_PATIENT, "0"),  # a role's own limits would end what we wait for and hold
     "client_connection_check_interval": "1000",  # so that a dead client does not stand in a queue
 }
-_OF_CLIENT: Final = {  # a server that is silent for a minute is given up, whether or not it owes an acknowledgement
-    "keepalives_idle": "30",
-    "keepalives_interval": "10",
-    "keepalives_count": "3",
-    "tcp_user_timeout": "60000",
-}
+# A server that owes an acknowledgement is given up after a minute, as one that owes none by the endpoint's keepalives.
+_OF_CLIENT: Final = {"tcp_user_timeout": "60000"}
 ANSWER_WITHIN_S: Final = 3.0  # after which a session that owes an answer counts as silent
 _SET: Final = "SELECT set_config(name, CASE name {settings} END, false) FROM pg_settings WHERE name IN ({names})"
 _IDENTIFY: Final = "SELECT pg_backend_pid(), pg_is_in_recovery()"
