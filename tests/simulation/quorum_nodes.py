@@ -14,6 +14,7 @@ from lockfast._worlds import World
 from lockfast.backends.memory.backend import MemoryBackend
 from lockfast.backends.memory.resource import MemoryHolder, MemoryResource
 from lockfast.backends.memory.store import MemoryStore
+from lockfast.backends.redlock.io.age import ServerAge
 from lockfast.backends.redlock.io.fanout import PENDING, Enough, Late, Verb, Verbs
 from lockfast.backends.redlock.io.rounds import LINGER_S
 from lockfast.errors import BackendUnavailable
@@ -86,22 +87,36 @@ class NodeNetwork(Network):
         self.name = name
         self.down_until = 0.0  # true time
         self.born_at = -1e9  # true time: since when it remembers everything
+        self.runs = 1  # times that it was started
+        self.stepped = 0.0  # seconds by which its wall clock was stepped forward since it was last started
+        self.keeps_all = True  # it says that it syncs every write
         self.server.world.rate = rate
         answer = self.server.answer
 
         def answer_and_know_vote(client: RemoteBackend, verb: str, asked: Any, options: dict[str, Any]) -> Any:
             if verb in ("vote", "give_back"):
                 self.server.world.asking = client, asked
+            if isinstance(client, SimulatedNode) and not self.down:
+                client.connected()  # before the request was sent
             return answer(client, verb, asked, options)
 
         self.server.answer = answer_and_know_vote  # type: ignore[method-assign]
 
-    def crash(self, seconds: float, *, forgets: bool) -> None:
+    def crash(self, seconds: float, *, forgets: bool, stepped: float = 0.0) -> None:
+        """It starts again with a clock that is behind, which is `stepped` forward before the first request arrives."""
         self.down_until = self.simulation.time + seconds
+        self.runs += 1
+        self.stepped = stepped
         if forgets:
             self.server.store.clear()
             self.server.store.fence = 0
             self.born_at = self.down_until
+            self.keeps_all = False
+
+    @property
+    def uptime(self) -> float:
+        """As it says, by its wall clock."""
+        return self.simulation.time - self.born_at + self.stepped
 
     @property
     def down(self) -> bool:
@@ -116,12 +131,21 @@ class SimulatedNode(RemoteBackend):
 
     network: NodeNetwork
 
+    def __init__(self, network: NodeNetwork, world: SimulatedWorld) -> None:
+        super().__init__(network, world)
+        self._age = ServerAge()
+
     @property
     def name(self) -> str:
         return self.network.name
 
+    def connected(self) -> None:
+        """The server says what it says on each new connection."""
+        network = self.network
+        self._age.on_report(self.world.now(), str(network.runs), network.uptime, keeps_all=network.keeps_all)
+
     def age(self) -> float:
-        return self.world.simulation.time - self.network.born_at
+        return self._age.at(self.world.now())
 
     def mark_in_doubt(self, id: str) -> None:
         """A late request may take effect; time ends what it does."""

@@ -320,3 +320,19 @@ def test_where_the_ttls_differ_the_longest_that_was_asked_for_keeps_a_server_out
         server.years = 2.0
     with pytest.raises(BackendUnavailable, match="excluded"):
         run_to_end(client.acquire(short, enqueue=False, within=WITHIN))
+
+
+def test_a_lease_that_was_extended_keeps_a_server_out_for_as_long() -> None:
+    stage = Stage()
+    client = stage.client(100, rejoin=None)
+    short = claim("a")._replace(terms=claim("a").terms._replace(ttl=2.0))
+    grant = run_to_end(client.acquire(short, enqueue=False, within=WITHIN))
+    assert isinstance(grant, Grant)
+    assert run_to_end(client.renew([Renewal(short, 60.0, grant.fence)], within=WITHIN)) == [True]
+    for server in stage.servers[:2]:
+        server._store.clear()
+        server.years = 10.0
+    with pytest.raises(BackendUnavailable, match="kept out"):
+        run_to_end(client.acquire(short._replace(id="b"), enqueue=False, within=WITHIN))
+    stage.servers[0].years = stage.servers[1].years = 60.0  # what they have forgotten has ended
+    assert isinstance(run_to_end(client.acquire(short._replace(id="b"), enqueue=False, within=WITHIN)), Grant)

@@ -55,7 +55,7 @@ class Quorum:
         self.fanout = fanout
         self.rejoin = rejoin
         self.majority = len(nodes) // 2 + 1
-        self.longest_ttl = 0.0  # that was asked for: what a server may have forgotten is over after that
+        self.longest_ttl = 0.0  # that was asked for, by an extend too: what a server may have forgotten ends by then
 
     def time_left(self, until: float) -> float:
         return max(MIN_ROUND_S, until - self.fanout.now())
@@ -66,8 +66,12 @@ class Quorum:
 
     def kept_out_for(self, claim: Claim) -> float:
         """Seconds for which a server that restarted does not count."""
-        self.longest_ttl = max(self.longest_ttl, claim.terms.ttl)
+        self.asked_for(claim.terms.ttl)
         return self.longest_ttl if self.rejoin is None else self.rejoin
+
+    def asked_for(self, ttl: float) -> None:
+        if ttl > self.longest_ttl:
+            self.longest_ttl = ttl
 
     def clean_up_later(self, claim: Claim, number: int) -> None:
         """A server that is gone forgets the claim as soon as it is back, if that is before the claim expires."""

@@ -33,6 +33,7 @@ class QuorumRenewals:
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> list[bool | None]:
         self._number += 1
+        self._quorum.asked_for(max(renewal.ttl for renewal in batch))  # `extend` may ask for more than the grant had
         wanted = len(self._nodes) if self._number % FULL_ROUND_EVERY == 0 else self._quorum.majority
 
         def enough(results: Sequence[Any]) -> bool:
