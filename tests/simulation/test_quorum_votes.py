@@ -240,6 +240,33 @@ def test_a_release_takes_the_claim_out_of_a_queue_that_it_was_put_in_without_a_r
     assert run_to_end(stage.servers[0].inspect("x", within=WITHIN)).waiters == 0
 
 
+# What is kept
+
+
+def renewed(client: QuorumBackend, id: str, fence: int) -> bool | None:
+    (kept,) = run_to_end(client.renew([Renewal(claim(id), 30.0, fence)], within=WITHIN))
+    return kept
+
+
+def test_a_renewal_that_too_few_servers_answer_says_so() -> None:
+    stage = Stage()
+    client = stage.client(100)
+    fence = granted(client, "a")
+    stage.down(1, 2)
+    with pytest.raises(BackendUnavailable, match="'x' cannot be renewed: fewer than 2 of the 3 lock servers answer"):
+        renewed(client, "a", fence)
+
+
+def test_a_renewal_without_a_majority_for_or_against_it_says_so() -> None:
+    stage = Stage()
+    client = stage.client(100)
+    fence = granted(client, "a")
+    stage.servers[1]._store.clear()
+    stage.down(2)
+    with pytest.raises(BackendUnavailable, match="fewer than 2 of the 3 lock servers have it .*does not have it"):
+        renewed(client, "a", fence)
+
+
 # Time
 
 

@@ -16,6 +16,7 @@ from lockfast.backends.redlock.io.fanout import PENDING
 from lockfast.testing.awaited import AwaitedLocks
 from lockfast.testing.stage import Stage
 from tests.backends.redlock.stage import OnAQuorum, backend_of, hasty
+from tests.patience import impatient
 from tests.polling import HOUR, never_look
 from tests.renewals import renew_soon
 from tests.servers.waiting import LIMIT
@@ -132,6 +133,22 @@ class TestMinorities(OnAQuorum):
         assert lease.held
         assert await lease.release()
         await stage.until(lambda: self.at(stage, 1, "x") == LockInfo("x"), "the repaired hold to be released")
+
+    async def test_extend_keeps_a_lease_that_only_a_minority_can_be_asked_about_and_says_why(
+        self, stage: Stage
+    ) -> None:
+        locks = await self.ready(stage)
+        lease = await locks.lock("x", ttl=600).take()
+        for proxy in self.quorum.proxies[1:]:
+            proxy.refuse()
+        with impatient(locks), pytest.raises(BackendUnavailable, match="fewer than 2 of the 3 lock servers answer"):
+            await lease.extend()
+        assert lease.held
+        for proxy in self.quorum.proxies[1:]:
+            proxy.heal()
+        await lease.extend(6000)
+        assert lease.remaining > 600
+        assert await lease.release()
 
     async def test_a_lease_that_a_majority_forgot_is_lost_and_not_repaired(self, stage: Stage) -> None:
         locks = await self.ready(stage)

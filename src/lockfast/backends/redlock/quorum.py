@@ -94,13 +94,16 @@ class Quorum:
             retry_after=soonest,
         )
 
-    def too_few(self, results: Sequence[Any], what: str, also: Sequence[str] = ()) -> BackendUnavailable:
+    def too_few(
+        self, results: Sequence[Any], what: str, also: Sequence[str] = (), do: str = "answer"
+    ) -> BackendUnavailable:
+        """The error for `what` cannot be done, because fewer servers than a majority `do` what is needed."""
         errors = [answer for answer in results if answer.__class__ is BackendUnavailable]
         silent = [f"{self.nodes[node].name} is not waited for" for node, one in enumerate(results) if one is PENDING]
         reasons = "; ".join([*map(str, errors), *silent, *also])
         final = len(errors) > len(self.nodes) - self.majority and not any(error.transient for error in errors)
         return BackendUnavailable(
-            f"{what}: fewer than {self.majority} of the {len(self.nodes)} lock servers answer ({reasons})",
+            f"{what}: fewer than {self.majority} of the {len(self.nodes)} lock servers {do} ({reasons})",
             transient=not final,
         )
 

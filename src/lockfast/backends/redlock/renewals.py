@@ -14,6 +14,7 @@ from lockfast._model import Claim, Grant, Renewal
 from lockfast.backends.redlock.io.fanout import has_answered
 from lockfast.backends.redlock.quorum import Node, Quorum, ignore
 from lockfast.backends.redlock.tally import answers, by_lease, kept
+from lockfast.errors import BackendUnavailable
 
 FULL_ROUND_EVERY: Final = 4  # one of so many renewals waits for the slowest server too: it may have lost what it held
 MAX_ENDED: Final = 10_000
@@ -41,10 +42,10 @@ class QuorumRenewals:
 
         verbs = [node.renew(batch, within=within) for node in self._nodes]
         results = await self._fanout.ask(verbs, enough, within=within)
-        if not any(map(has_answered, results)):
-            raise self._quorum.too_few(results, "leases cannot be renewed")
         votes = by_lease(results, len(batch))
         verdicts = [kept(each, len(self._nodes)) for each in votes]
+        if verdicts.count(None) == len(verdicts):
+            raise self._unknown(batch, results)
         lost: dict[int, list[Renewal]] = {}  # by node
         for renewal, each, verdict in zip(batch, votes, verdicts, strict=True):
             if verdict:  # else a majority may have seen it broken: then no server takes it again
@@ -56,6 +57,14 @@ class QuorumRenewals:
 
     def _kept(self, results: Sequence[Any], leases: int) -> list[bool | None]:
         return [kept(votes, len(self._nodes)) for votes in by_lease(results, leases)]
+
+    def _unknown(self, batch: Sequence[Renewal], results: Sequence[Any]) -> BackendUnavailable:
+        """Of none of these leases a majority says that it is kept, or that it is not."""
+        what = "leases cannot be renewed" if len(batch) > 1 else f"lock {batch[0].claim.terms.name!r} cannot be renewed"
+        if answers(results) < self._quorum.majority:
+            return self._quorum.too_few(results, what)
+        without = [self._nodes[number].name for number, one in enumerate(results) if has_answered(one) and True not in one]
+        return self._quorum.too_few(results, what, [f"{name} does not have it" for name in without], do="have it")
 
     async def _repair(self, lost: dict[int, list[Renewal]], within: float) -> None:
         """A node lost holds, or never had them: it takes them again where it is free."""
