@@ -19,7 +19,7 @@ from lockfast.backends.redlock.io.fanout import Enough, Fanout, Verb, all_of_the
 from lockfast.backends.redlock.observing import Observations
 from lockfast.backends.redlock.quorum import Node, Quorum, ignore
 from lockfast.backends.redlock.renewals import QuorumRenewals
-from lockfast.backends.redlock.tally import answers, merged
+from lockfast.backends.redlock.tally import answers, broken_holders, merged
 from lockfast.backends.redlock.votes import MAX_HISTORIES, Votes
 from lockfast.errors import BackendUnavailable
 
@@ -162,8 +162,16 @@ class QuorumBackend(Votes, WithoutValues):
         return self._merged(key, await self._question(verbs, f"{key!r}", within))
 
     async def break_(self, key: str, *, within: float) -> LockInfo:
-        verbs = [node.break_(key, within=within) for node in self._nodes]
-        return self._merged(key, await self._question(verbs, f"{key!r}", within))
+        """Its holds are ended, and then refused: a holder that learns of it later finds no server to renew them at."""
+        until = self._fanout.now() + within
+        verbs = [node.end_holds(key, within=within) for node in self._nodes]
+        results = await self._question(verbs, f"{key!r}", within)
+        before = self._merged(key, [one.info if has_answered(one) else one for one in results])
+        for id, seconds in broken_holders(before, results).items():
+            left = self._quorum.time_left(until)
+            verbs = [node.refuse(key, id, seconds=seconds, within=left) for node in self._nodes]
+            await self._question(verbs, f"{key!r}", left)
+        return before
 
     def _merged(self, key: str, results: Sequence[Any]) -> LockInfo:
         return merged(key, results, [node.name for node in self._nodes])
