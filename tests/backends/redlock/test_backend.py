@@ -12,7 +12,8 @@ from lockfast import BackendUnavailable
 from lockfast._model import Claim, Grant, LockInfo, Terms
 from lockfast._time import boot_now
 from lockfast.backends.redis.requests import script
-from lockfast.backends.redlock.io.fanout import PENDING
+from lockfast.backends.redlock.io import blocking, fanout, rounds
+from lockfast.backends.redlock.io.fanout import PENDING, Suspended
 from lockfast.testing.awaited import AwaitedLocks
 from lockfast.testing.stage import Stage
 from tests.backends.redlock.stage import OnAQuorum, backend_of, hasty
@@ -341,6 +342,27 @@ class TestRequests(OnAQuorum):
             proxy.sent.clear()
         assert await (await locks.lock("y").take()).release()
         assert [proxy.sent.count(script("acquire").digest) for proxy in self.quorum.proxies] == [0, 0, 0]
+
+
+class TestLists(OnAQuorum):
+    async def test_the_time_of_a_server_is_for_each_request_of_a_list(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """There may be a million names, which are listed by thousands of requests."""
+        locks = await self.ready(stage)
+        await locks.lock("x", ttl=HOUR).take()
+        passed = 0.0
+        class Lasting(Suspended):
+            def __init__(self, request: bytes, replies: int) -> None:
+                nonlocal passed
+                passed += LIMIT / 4  # so the three servers together take less than one of them may
+                super().__init__(request, replies)
+
+        monkeypatch.setattr(fanout, "Suspended", Lasting)
+        for module in (rounds, blocking):
+            monkeypatch.setattr(module, "boot_now", lambda: boot_now() + passed)
+        assert [info.name for info in await locks.list()] == ["x"]
+        assert passed > LIMIT
 
 
 class TestPatience(OnAQuorum):

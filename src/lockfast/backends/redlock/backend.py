@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, Final
 
 from lockfast._bounded import BoundedDict
@@ -178,7 +179,7 @@ class QuorumBackend(Votes, WithoutValues):
 
     async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
         verbs = [node.list(prefix, within=within) for node in self._nodes]
-        results = await self._question(verbs, f"names with {prefix!r}", within)
+        results = await self._question(verbs, f"names with {prefix!r}", inf)  # each request is limited, not all of them
         found = [{info.name: info for info in one} if has_answered(one) else one for one in results]
         keys = sorted({key for one in found if isinstance(one, dict) for key in one})
         infos = [self._merged(key, [_info(one, key) for one in found]) for key in keys]

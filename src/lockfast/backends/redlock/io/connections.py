@@ -161,13 +161,13 @@ class ConnectionSet:
         waiting, self._to_subscribe = self._to_subscribe, []
         started = boot_now()
         errors = self._subscribe([node for _, node in waiting], waiting[0][0].over_at - started)
+        for round in {round for round, _ in waiting}:
+            round.late_at += boot_now() - started  # meanwhile no other server was read
         for (round, node), error in zip(waiting, errors, strict=True):
             if error is None:
                 round.on_reply(node, None)
             else:
                 round.fail(node, error)
-        for round in {round for round, _ in waiting}:
-            round.late_at += boot_now() - started  # meanwhile no other server was read
 
     # Replies
 

@@ -91,7 +91,8 @@ class Round:
         self.on_change: Callable[[], None] | None = None  # called with each result
         self.since = 0.0
         self.over_at = math.inf  # the round waits no longer than that
-        self.late_at = math.inf  # a server that has not answered by then counts as gone
+        self.late_at = math.inf  # a server that has not answered the last request by then counts as unreachable
+        self._node_timeout = math.inf
         self.is_dropped = False
         self._enough = enough
         self._settled = settled
@@ -102,6 +103,7 @@ class Round:
         self._transport = transport
         self.since = since = boot_now()
         self.over_at, self.late_at = since + within, since + node_timeout
+        self._node_timeout = node_timeout
         self._is_enough = self._enough(self.results)  # what is known already may be enough
         for node, verb in list(self.pending.items()):
             if isinstance(verb, bytes):
@@ -133,7 +135,11 @@ class Round:
             self._end(node, failure)
         else:
             if suspended.request:
-                self._transport.send(PendingReply(self, node, suspended.replies, boot_now()), suspended.request)
+                now = boot_now()
+                self.late_at = now + self._node_timeout  # each request of a verb has so long
+                self._transport.send(PendingReply(self, node, suspended.replies, now), suspended.request)
+                if self.on_change is not None and self.over_at <= self.late_at:
+                    self.on_change()  # the round may end before the request is late
             else:
                 self._transport.subscribe(self, node)
 
