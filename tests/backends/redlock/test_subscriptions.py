@@ -25,7 +25,7 @@ def test_an_inbox_for_which_no_server_could_be_subscribed_to_is_closed() -> None
         fanout = backend._fanout
         assert [type(error) for error in fanout._subscribe(ALL, 1.0)] == [BackendUnavailable] * 3
         inbox = fanout.wakeups.inbox()
-    assert [end.fileno() for end in (inbox._reader, inbox._writer)] == [-1, -1]
+    assert [end.fileno() for end in (inbox._self_pipe._reader, inbox._self_pipe._writer)] == [-1, -1]
 
 
 def test_no_inbox_is_made_once_all_is_closed() -> None:
