@@ -22,12 +22,12 @@ class TakesAMinority(QuorumBackend):
         self._quorum.majority = len(nodes) // 2
 
 
-class KeepsOutForTheTtlOfTheAskingClaim(QuorumBackend):
+class ExcludesForTheTtlOfTheAskingClaim(QuorumBackend):
     """Ours, found by seeds. What a server forgot may have been granted for longer than what it is asked for now."""
 
     def __init__(self, *parts: Any, **options: Any) -> None:
         super().__init__(*parts, **options)
-        self._quorum.kept_out_for = lambda claim: claim.terms.ttl  # type: ignore[method-assign]
+        self._quorum.excluded_for = lambda claim: claim.terms.ttl  # type: ignore[method-assign]
 
 
 class ForgetsToCount(VotingBackend):
@@ -48,7 +48,7 @@ class BelievesTheClockOfAServer(SimulatedNode):
 PLANTED_QUORUM: dict[str, tuple[Parts, Climate, str]] = {
     "a minority is enough": (Parts(TakesAMinority), Climate(), "held together"),
     "excluded for the ttl of the claim that asks": (
-        Parts(KeepsOutForTheTtlOfTheAskingClaim),
+        Parts(ExcludesForTheTtlOfTheAskingClaim),
         Climate(forgets=True, at_once=True),
         "held together",
     ),

@@ -251,7 +251,7 @@ class TestWaiting(OnAQuorum):
         )
 
     async def test_two_waiters_with_one_vote_each_do_not_swap_them_for_ever(self, stage: Stage) -> None:
-        """One server is gone, so that both others are needed; each votes for another one, and both give back."""
+        """One server is unreachable, so that both others are needed; each votes for another one, and both give back."""
         quorum = backend_of(await self.ready(stage))
 
         async def ask(node: int, who: str, verb: str, **options: Any) -> Any:
@@ -352,6 +352,7 @@ class TestLists(OnAQuorum):
         locks = await self.ready(stage)
         await locks.lock("x", ttl=HOUR).take()
         passed = 0.0
+
         class Lasting(Suspended):
             def __init__(self, request: bytes, replies: int) -> None:
                 nonlocal passed

@@ -138,7 +138,7 @@ def test_a_server_that_stays_out_of_reach_is_logged_once(quorum: Quorum, caplog:
     warnings = [record.getMessage() for record in caplog.records if "lock_kind" not in vars(record)]
     assert len(warnings) == 1
     assert f":{quorum.proxies[2].port}" in warnings[0]
-    assert "one that is gone" in warnings[0]
+    assert "counts as unreachable" in warnings[0]
 
 
 def test_a_server_that_does_not_say_what_it_is_is_refused(quorum: Quorum) -> None:
@@ -161,14 +161,14 @@ def test_a_server_that_restarted_is_excluded_for_one_ttl(quorum: Quorum, monkeyp
     age, older = Member.age, 0.0
     monkeypatch.setattr(Member, "age", lambda member: age(member) + older)
     with lockfast.connect(quorum.url(f"node_timeout={LIMIT}")) as locks:
-        with pytest.raises(BackendUnavailable, match="started anew and is kept out"):
+        with pytest.raises(BackendUnavailable, match="started anew and is excluded"):
             locks.lock("x", ttl=600, wait=LIMIT).acquire()
     with lockfast.connect(quorum.url(f"node_timeout={LIMIT}")) as locks:
         older = 60.0  # so much time has passed
         for _ in range(6):  # the first time asks otherwise than the last
             with locks.lock("y", ttl=60, wait=LIMIT) as lease:
                 assert lease.held
-        with pytest.raises(BackendUnavailable, match="started anew and is kept out"):
+        with pytest.raises(BackendUnavailable, match="started anew and is excluded"):
             locks.lock("y", ttl=6000, wait=LIMIT).acquire()
 
 
@@ -178,7 +178,7 @@ def test_servers_that_are_all_new_say_when_they_count_and_what_else_to_do(quorum
         for error in in_both_worlds(where, wait=5):  # not enough: they are too young for half a minute
             assert 0.0 < (error.retry_after or 0.0) <= 30.0
             assert str(error).startswith("lock 'x' cannot be granted for another ")
-            assert str(error).count("has just started and is excluded for another ") == 3
+            assert str(error).count("started anew and is excluded for another ") == 3
             assert "connect with rejoin=0 (in a URL: ?rejoin=0)" in str(error)
     with lockfast.connect(clients, rejoin=0) as locks, locks.lock("x", ttl=600, wait=LIMIT) as lease:
         assert lease.held
@@ -238,9 +238,9 @@ def test_the_doctor_reports_each_server_in_both_worlds(quorum: Quorum) -> None:
     quorum.proxies[0].refuse()
     quorum.servers[1].follow(quorum.servers[0])
     for diagnosis in (in_a_thread(quorum.url("rejoin=600")), asyncio.run(in_a_loop(quorum.url("rejoin=600")))):
-        gone, replica, young = diagnosis.servers
-        assert not gone.reachable
-        assert "cannot reach" in gone.error
+        absent, replica, young = diagnosis.servers
+        assert not absent.reachable
+        assert "cannot reach" in absent.error
         assert (replica.reachable, replica.role) == (True, "replica")
         assert "is a replica" in replica.error
         assert (young.reachable, young.role, young.error) == (True, "primary", "")

@@ -31,9 +31,7 @@ def member() -> Member:
     return members_of([endpoint_of_url(urlsplit(f"redis://h{number}")) for number in range(3)])[0]
 
 
-def connect(
-    member: Member, uptime: int, *, run: str = "first", role: str = "master", keeps_all: bool = False
-) -> float:
+def connect(member: Member, uptime: int, *, run: str = "first", role: str = "master", keeps_all: bool = False) -> float:
     """Its age after a connection, on which it reports these things."""
     aof, fsync = (b"aof_enabled:1\r\n", b"always") if keeps_all else (b"aof_enabled:0\r\n", b"everysec")
     server = f"run_id:{run}\r\nuptime_in_seconds:{uptime}\r\nredis_mode:standalone\r\n".encode()

@@ -189,7 +189,8 @@ class QuorumBackend(Votes, WithoutValues):
         until = (self._quorum.longest_ttl or USUAL_TTL_S) if self._quorum.rejoin is None else self._quorum.rejoin
         healths = zip(await self._fanout.check_up(), self._nodes, strict=True)
         return [
-            health._replace(excluded_for=max(0.0, until - node.age()) * health.reachable) for health, node in healths
+            health._replace(excluded_for=max(0.0, until - node.age())) if health.reachable else health
+            for health, node in healths
         ]
 
     async def _question(self, verbs: Sequence[Verb], what: str, within: float) -> builtins.list[Any]:

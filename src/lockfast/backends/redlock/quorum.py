@@ -17,7 +17,7 @@ from lockfast.errors import BackendUnavailable
 
 MIN_ROUND_S: Final = 0.01  # what a round has at least, if there is no time left
 
-_WHY_KEPT_OUT: Final = (
+_WHY_EXCLUDED: Final = (
     "a server that started less than a ttl ago may have forgotten a lease that is still held. If the servers are new, "
     "connect with rejoin=0 (in a URL: ?rejoin=0): they count at once then, and one that loses its data can let a "
     "second holder in"
@@ -62,10 +62,10 @@ class Quorum:
         return max(MIN_ROUND_S, until - self.fanout.now())
 
     def counts(self, node: Node, claim: Claim) -> bool:
-        kept_out = self.kept_out_for(claim)
-        return kept_out <= 0 or node.age() >= kept_out
+        excluded = self.excluded_for(claim)
+        return excluded <= 0 or node.age() >= excluded
 
-    def kept_out_for(self, claim: Claim) -> float:
+    def excluded_for(self, claim: Claim) -> float:
         """Seconds for which a server that restarted does not count."""
         self.asked_for(claim.terms.ttl)
         return self.longest_ttl if self.rejoin is None else self.rejoin
@@ -75,22 +75,22 @@ class Quorum:
             self.longest_ttl = ttl
 
     def clean_up_later(self, claim: Claim, number: int) -> None:
-        """A server that is gone forgets the claim as soon as it is back, if that is before the claim expires."""
+        """An unreachable server forgets the claim as soon as it can be reached, if that is before the claim expires."""
         node, until = self.nodes[number], self.fanout.now() + claim.terms.ttl
         self.fanout.retry_later(number, claim.id, lambda: node.abandon(claim, within=1.0), until)
 
     def no_majority(self, claim: Claim, results: Sequence[Any], votes: Tally) -> BackendUnavailable:
-        until, name = self.kept_out_for(claim), claim.terms.name
+        until, name = self.excluded_for(claim), claim.terms.name
         left = {node: max(0.0, until - self.nodes[node].age()) for node in votes.granted}
         young = [_young(self.nodes[node], left[node]) for node in votes.granted if node not in votes.counted]
         if not young:
             return self.too_few(results, f"lock {name!r} cannot be asked for")
         if len(left) < self.majority or answers(results) < len(results):  # others may be back before these count
-            return self.too_few(results, f"lock {name!r} cannot be asked for", [*young, _WHY_KEPT_OUT])
+            return self.too_few(results, f"lock {name!r} cannot be asked for", [*young, _WHY_EXCLUDED])
         soonest = sorted(left.values())[self.majority - 1]
         return BackendUnavailable(
             f"lock {name!r} cannot be granted for another {format_duration(soonest)}: "
-            f"{'; '.join(young)}; {_WHY_KEPT_OUT}",
+            f"{'; '.join(young)}; {_WHY_EXCLUDED}",
             name=name,
             retry_after=soonest,
         )
@@ -113,7 +113,7 @@ class Quorum:
 
 
 def _young(node: Node, left: float) -> str:
-    return f"{node.name} has just started and is excluded for another {format_duration(left)}"
+    return f"{node.name} started anew and is excluded for another {format_duration(left)}"
 
 
 def ignore(node: int, result: Any) -> None:

@@ -77,7 +77,9 @@ class QuorumRenewals:
         what = "leases cannot be renewed" if len(batch) > 1 else f"lock {batch[0].claim.terms.name!r} cannot be renewed"
         if answers(results) < self._quorum.majority:
             return self._quorum.too_few(results, what)
-        without = [self._nodes[number].name for number, one in enumerate(results) if has_answered(one) and True not in one]
+        without = [
+            node.name for node, one in zip(self._nodes, results, strict=True) if has_answered(one) and True not in one
+        ]
         return self._quorum.too_few(results, what, [f"{name} does not have it" for name in without], do="have it")
 
     async def _repair(self, lost: dict[int, list[Renewal]], within: float) -> list[Any]:

@@ -1,7 +1,7 @@
 """For how long a server of a quorum has remembered every vote, as far as one client can know.
 
-Decides: what a client concludes from what a server reports on each new connection. Once a client has seen a server, only
-the client's own clock counts: the server's wall clock may be stepped after a restart.
+Decides: what a client concludes from what a server reports on each new connection. Once a client has seen a server,
+only the client's own clock counts: the server's wall clock may be stepped after a restart.
 Leaves to `quorum`: how old a server must be for its vote to count.
 """
 

@@ -1,7 +1,7 @@
 """A quorum of Redis servers for asyncio: one connection to each for all requests, and one for its wake-ups.
 
-Decides: how the verbs of the nodes go on as replies arrive, with no task for any of them, and when a server that is
-gone is connected to again.
+Decides: how the verbs of the nodes go on as replies arrive, with no task for any of them, and when an
+unreachable server is connected to again.
 Leaves to `redis.io.asyncio_`: how requests share a connection. Leaves to `rounds`: when enough servers have answered.
 """
 
@@ -257,7 +257,7 @@ class AsyncioFanout:
         self._subscriptions[node] = subscription
         wakeups.subscribed = True
 
-    # What could not be sent while a server was gone
+    # What could not be sent while a server was unreachable
 
     def _retry_soon(self, node: int) -> None:
         """Even if nothing else is asked of it: other claims may want what it keeps."""

@@ -2,7 +2,7 @@
 
 Decides: which connections a thread uses, and how long it waits.
 Leaves to `connections`: which request a reply belongs to. Leaves to `stragglers`: replies that no thread waits for, and
-servers that are gone. Leaves to the verbs of the nodes: what is sent.
+unreachable servers. Leaves to the verbs of the nodes: what is sent.
 """
 
 from __future__ import annotations

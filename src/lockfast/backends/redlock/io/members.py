@@ -1,7 +1,7 @@
 """One server of a quorum as one client sees it: where it is, and what is known of it.
 
 Decides: what a server is asked on each new connection, and which servers are refused: replicas, one server under two
-names, and servers that do not say what they are. When a server that is gone is tried again.
+names, and servers that do not say what they are. When an unreachable server is tried again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Member(RedisEndpoint):
         self._preload = preload  # sent on every connection
         self.run_id = ""
         self.wrong: BackendUnavailable | None = None  # why it cannot be one of a quorum
-        self.accepted = False  # it was right once: if it no longer is, it counts as gone
+        self.accepted = False  # it was right once: if it no longer is, it counts as unreachable
         self._trouble: BackendUnavailable | None = None  # why it could not be connected to when that was last tried
         self.facts: dict[str, str] = {}  # what it said of itself on the last connection
         self.mark_in_doubt: Callable[[str], None] = lambda claim: None  # a request of that claim may arrive late here
@@ -83,7 +83,7 @@ class Member(RedisEndpoint):
 
     def _has_trouble(self, error: BackendUnavailable) -> None:
         if not error.transient and (self._trouble is None or self._trouble.transient):
-            _logger.warning("%s; for the quorum it is one that is gone", error)
+            _logger.warning("%s; in the quorum it counts as unreachable", error)
         self._trouble = error.with_traceback(None)
 
     def dial(self, address: Address | None, within: float) -> Any:

@@ -184,10 +184,10 @@ class Round:
             self.drop()
         return self.results
 
-    def _time_out(self, gone: bool) -> None:
+    def _time_out(self, unreachable: bool) -> None:
         for node in list(self.pending):
             member = self.members[node]
-            if gone:
+            if unreachable:
                 member.failed()
             if self.claim:
                 member.mark_in_doubt(self.claim)
