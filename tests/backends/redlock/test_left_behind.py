@@ -12,8 +12,12 @@ import lockfast
 from lockfast import BackendUnavailable
 from lockfast._model import Claim, Grant, LockInfo, Terms
 from lockfast._time import boot_now
+from lockfast.backends.redis.io.resp import command
 from lockfast.backends.redis.requests import keys_of, script
 from lockfast.backends.redlock.io import blocking as redis_quorum_blocking
+from lockfast.backends.redlock.io.blocking import MAX_IDLE_SETS, UNUSED_S
+from lockfast.backends.redlock.io.fanout import all_of_them
+from lockfast.backends.redlock.io.rounds import Round
 from lockfast.testing.awaited import AwaitedLease, AwaitedLocks
 from lockfast.testing.stage import Stage
 from tests.adversity.redlock.servers import Quorum
@@ -235,6 +239,44 @@ def test_a_vote_that_comes_after_its_release_has_no_effect_whichever_connections
 def _fanout(locks: lockfast.Locks) -> Any:
     backend: Any = locks._logic.engine.backend
     return backend._fanout
+
+
+def test_as_many_connections_stay_as_threads_used_lately_and_the_others_are_closed() -> None:
+    with lockfast.connect("redlock://h1,h2,h3") as locks:
+        fanout, now = _fanout(locks), boot_now()
+        sets = [fanout._new_set() for _ in range(MAX_IDLE_SETS + 5)]
+        for each in sets:
+            fanout._stragglers.asked_at = now
+            fanout._put_back(each)
+        assert not any(each.closed for each in sets)
+        for _ in range(10):
+            last = fanout._take("")
+            fanout._stragglers.asked_at = now + UNUSED_S + 1.0
+            fanout._put_back(last)
+        assert [each.closed for each in sets] == [True] * 5 + [False] * MAX_IDLE_SETS
+
+
+def test_a_client_that_closes_its_connection_while_a_reply_is_due_takes_no_server_for_unreachable(
+    quorum: Quorum,
+) -> None:
+    """An interrupt closes the connections of its thread: another thread is still to ask all servers."""
+    with lockfast.connect(quorum.url(f"rejoin=0&node_timeout={LIMIT}")) as locks:
+        fanout = _fanout(locks)
+        connections = fanout._new_set()
+        fanout._fill(connections, LIMIT)
+        for proxy in quorum.proxies:
+            proxy.black_hole()
+        asked = Round([command("PING")] * 3, all_of_them, fanout.members, "a claim")
+        asked.start(connections, LIMIT, LIMIT)
+        in_doubt: list[str] = []
+        for member in fanout.members:
+            member.mark_in_doubt = in_doubt.append
+        connections.close()
+        assert in_doubt == ["a claim"] * 3, "the requests may still be carried out"
+        assert [type(result) for result in asked.close()] == [BackendUnavailable] * 3
+        assert not any(member.absent for member in fanout.members)
+        for proxy in quorum.proxies:
+            proxy.heal()
 
 
 def test_only_so_many_late_votes_are_remembered_and_the_oldest_is_in_doubt_from_then_on(

@@ -73,15 +73,11 @@ class BlockingNodeConnection(BlockingConnection):
         return True
 
     def end(self, what: str) -> None:
-        """Its requests may still be carried out, and their replies are not read any more."""
+        """Its requests may still be carried out, and their replies are not read any more. No fault of the server."""
         pending, self.pending = self.pending, deque()
         self.close()
         for each in pending:
-            if each.round.claim:
-                self.member.mark_in_doubt(each.round.claim)
-        for each in pending:
-            if not each.done():
-                each.set_exception(unavailable(self.member.name, what))
+            each.give_up(unavailable(self.member.name, what))
 
 
 def at_once(jobs: Sequence[Callable[[], T]]) -> list[T]:
@@ -117,6 +113,7 @@ class ConnectionSet:
     ) -> None:
         self.connections: list[BlockingNodeConnection | None] = [None] * len(members)
         self.closed = False
+        self.used_at = 0.0
         self._members = members
         self._subscribe = subscribe
         self._to_subscribe: list[tuple[Round, int]] = []

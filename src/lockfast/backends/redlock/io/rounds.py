@@ -61,13 +61,17 @@ class PendingReply:
         self.round.on_reply(self.node, reply)
 
     def set_exception(self, error: BackendUnavailable) -> None:
+        """The server failed to answer."""
+        self.round.members[self.node].failed()
+        self.give_up(error)
+
+    def give_up(self, error: BackendUnavailable) -> None:
         """The request may still be carried out, and its reply is not read any more."""
-        self._done = True
-        member = self.round.members[self.node]
-        member.failed()
         if self.round.claim:
-            member.mark_in_doubt(self.round.claim)
-        self.round.fail(self.node, error)
+            self.round.members[self.node].mark_in_doubt(self.round.claim)
+        if not self._done:
+            self._done = True
+            self.round.fail(self.node, error)
 
 
 class Round:
