@@ -71,7 +71,7 @@ class Answering:
 
 
 def test_a_subscription_that_is_begun_in_the_middle_of_a_round_takes_no_longer_than_a_reply_may() -> None:
-    async def never(*_: object) -> None:
+    async def never(node: int, within: float) -> None:
         await asyncio.Event().wait()
 
     async def verb() -> None:

@@ -165,7 +165,7 @@ class QuorumBackend(Votes, WithoutValues):
     async def break_(self, key: str, *, within: float) -> LockInfo:
         """Its holds are ended, and then refused: a holder that learns of it later finds no server to renew them at."""
         until = self._fanout.now() + within
-        verbs = [node.end_holds(key, within=within) for node in self._nodes]
+        verbs: builtins.list[Verb] = [node.end_holds(key, within=within) for node in self._nodes]
         results = await self._question(verbs, f"{key!r}", within)
         before = self._merged(key, [one.info if has_answered(one) else one for one in results])
         for id, seconds in broken_holders(before, results).items():

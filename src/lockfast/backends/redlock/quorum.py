@@ -67,12 +67,8 @@ class Quorum:
 
     def excluded_for(self, claim: Claim) -> float:
         """Seconds for which a server that restarted does not count."""
-        self.asked_for(claim.terms.ttl)
+        self.longest_ttl = max(self.longest_ttl, claim.terms.ttl)
         return self.longest_ttl if self.rejoin is None else self.rejoin
-
-    def asked_for(self, ttl: float) -> None:
-        if ttl > self.longest_ttl:
-            self.longest_ttl = ttl
 
     def clean_up_later(self, claim: Claim, number: int) -> None:
         """An unreachable server forgets the claim as soon as it can be reached, if that is before the claim expires."""

@@ -34,7 +34,8 @@ class QuorumRenewals:
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> list[bool | None]:
         self._number += 1
-        self._quorum.asked_for(max(renewal.ttl for renewal in batch))  # `extend` may ask for more than the grant had
+        longest = max(renewal.ttl for renewal in batch)  # `extend` may ask for more than the grant had
+        self._quorum.longest_ttl = max(self._quorum.longest_ttl, longest)
         wanted = len(self._nodes) if self._number % FULL_ROUND_EVERY == 0 else self._quorum.majority
 
         def enough(results: Sequence[Any]) -> bool:

@@ -76,7 +76,8 @@ class BlockingFanout:
                 refuse_wrong(self.members)
             round.start(connections, within, self.node_timeout)
             connections.read_in_turn(round)
-            self._wait(connections, round)
+            if round.pending and not round.is_enough:
+                self._wait(connections, round)
         except BaseException:
             round.drop()
             if connections is not None:

@@ -49,14 +49,17 @@ class BlockingNodeConnection(BlockingConnection):
 
     def put(self, pending: PendingReply, request: bytes) -> None:
         """Raises OSError."""
-        self.pending.extend([pending] * (pending.replies or 1))
+        if pending.replies:
+            self.pending.extend([pending] * pending.replies)
+        else:
+            self.pending.append(pending)
         self._send(request)
 
     def read(self) -> bool:
         """Hand what has arrived to the rounds; False if the connection has ended."""
         try:
             data = self._receive(_RECEIVE_BYTES)
-            while data and isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
+            while self._tls and data and self._undecrypted():
                 data += self._receive(_RECEIVE_BYTES)  # which no poll would report
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError):
             return True
@@ -71,6 +74,9 @@ class BlockingNodeConnection(BlockingConnection):
         except hiredis.HiredisError:
             return False
         return True
+
+    def _undecrypted(self) -> bool:
+        return isinstance(self.socket, ssl.SSLSocket) and self.socket.pending() > 0
 
     def end(self, what: str) -> None:
         """Its requests may still be carried out, and their replies are not read any more. No fault of the server."""
@@ -178,7 +184,7 @@ class ConnectionSet:
                 continue
             if not connection.read():
                 self.discard(connection.node, "closed the connection")
-            if round.is_decided():
+            if round.is_enough or not round.pending:
                 break
         if boot_now() - round.since > _SOON_S:
             self._polled = _POLLED_ROUNDS
