@@ -294,7 +294,7 @@ class AsyncLocks:
     async def doctor(self) -> Diagnosis:
         """How the servers are that these locks rest on: which answer, how fast, and what is wrong with the others.
 
-        Raises nothing for a server that is unreachable: it says so.
+        Raises nothing for a server that cannot be reached: the report says so.
         """
         return await self._logic.doctor()
 

@@ -252,7 +252,7 @@ class Locks:
     def doctor(self) -> Diagnosis:
         """How the servers are that these locks rest on: which answer, how fast, and what is wrong with the others.
 
-        Raises nothing for a server that is unreachable: it says so.
+        Raises nothing for a server that cannot be reached: the report says so.
         """
         return drive(self._logic.doctor())
 
@@ -300,7 +300,7 @@ def connect(
     With `replicas` a grant or a renewal counts only once so many replicas of a Redis have it.
     `schema` is where in a PostgreSQL the lock table is (`public`, or what the URL says with `?schema=`); `advisory`
     means its advisory locks instead of the table, as a URL that begins with `postgresql+advisory://` does.
-    `rejoin` is how long a server of a quorum that started anew is excluded (the longest ttl; 0: not at all), as
+    `rejoin` is how long a server of a quorum that has just started is excluded (the longest ttl; 0: not at all), as
     `redlock://…?rejoin=` says it.
     `debug` (or `LOCKFAST_DEBUG=1`) warns of locks that are taken in two orders. `clock` is for tests
     (`lockfast.testing.FakeClock`).

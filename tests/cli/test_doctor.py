@@ -42,7 +42,7 @@ def test_new_servers_of_a_quorum_are_excluded_and_it_says_for_how_long_and_what_
         assert done.returncode == 69
         rows = done.stdout.splitlines()[1:4]
         assert [row.split()[1] for row in rows] == ["excluded"] * 3
-        assert all(re.search(r"started anew; counts in (10|9)m", row) for row in rows)
+        assert all(re.search(r"just started; counts in (10|9)m", row) for row in rows)
         assert "servers are new, add ?rejoin=0 to the URL, or rejoin=0 to connect()" in done.stdout.replace("\n", " ")
         assert shell("doctor", quorum.url("")).returncode == 69, "the default ttl, although no lock was asked for"
         works = shell("doctor", quorum.url("rejoin=0"))

@@ -22,7 +22,7 @@ from lockfast.errors import BackendUnavailable, LeaseLost
 from lockfast.testing.clock import FakeClock
 from lockfast.testing.simulated import Park, SimulatedWorld, Simulation
 from tests.engine.stub import OnLost, StubBackend, all_kept, take
-from tests.servers.waiting import until
+from tests.servers.waiting import join, until
 
 
 class Stage:

@@ -11,7 +11,7 @@ from typing import Any
 from lockfast._model import Busy, Claim, Grant
 from lockfast.backends.redlock.backend import QuorumBackend
 from tests.simulation.quorum_nodes import SimulatedNode, VotingBackend
-from tests.simulation.quorum_runs import LONGEST_TTL, Climate, Parts
+from tests.simulation.quorum_runs import LONGEST_TTL_S, Climate, Parts
 
 
 class TakesAMinority(QuorumBackend):
@@ -54,7 +54,7 @@ PLANTED_QUORUM: dict[str, tuple[Parts, Climate, str]] = {
     ),
     "the clock of a server that restarted is believed": (
         Parts(node=BelievesTheClockOfAServer),
-        Climate(forgets=True, at_once=True, rejoin=LONGEST_TTL, stepped=3600.0),
+        Climate(forgets=True, at_once=True, rejoin=LONGEST_TTL_S, stepped=3600.0),
         "held together",
     ),
     "a server that does not count": (Parts(server=ForgetsToCount), Climate(), "fence went back"),

@@ -188,11 +188,11 @@ class SimulatedNode(RemoteBackend):
         return answer
 
     async def end_holds(self, key: str, *, within: float) -> BrokenHolds:
-        answer: BrokenHolds = await self._ask("end_holds", key, within=min(within, NODE_TIMEOUT))
+        answer: BrokenHolds = await self._ask("end_holds", key, within=min(within, NODE_TIMEOUT_S))
         return answer
 
     async def refuse(self, key: str, id: str, *, seconds: float, within: float) -> None:
-        options: dict[str, Any] = {"id": id, "seconds": seconds, "within": min(within, NODE_TIMEOUT)}
+        options: dict[str, Any] = {"id": id, "seconds": seconds, "within": min(within, NODE_TIMEOUT_S)}
         await self._ask("refuse", key, [id], **options)
 
     async def record_fence(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool:

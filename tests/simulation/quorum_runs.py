@@ -33,7 +33,7 @@ class Climate(NamedTuple):
 
     forgets: bool = False  # servers come back empty
     rejoin: float | None = None  # how long such a one is excluded; None: for the longest ttl that a client knows of
-    fast: float = DRIFT  # how much faster than true time the clock of a server runs at most
+    fast: float = MAX_DRIFT  # how much faster than true time the clock of a server runs at most
     at_once: bool = False  # a server that forgot is back in no time
     ttls: Sequence[float] = (1.0, 2.0, LONGEST_TTL_S)
     skew: float = 0.05  # seconds by which the wall clocks of clients are off at most
@@ -193,7 +193,7 @@ class Run:
         self.counts[kind] += 1
         if kind == "crash":
             network = self.random.choice(self.networks)
-            seconds = 0.05 if self.climate.at_once else self.random.choice((0.1, 1.0, 2 * LONGEST_TTL))
+            seconds = 0.05 if self.climate.at_once else self.random.choice((0.1, 1.0, 2 * LONGEST_TTL_S))
             seconds *= self.random.uniform(0.5, 1.0)
             network.crash(seconds, forgets=self.climate.forgets, stepped=self.climate.stepped)
         elif kind == "cut":

@@ -22,10 +22,12 @@ WITHIN = {
     "servers that remember": Climate(),
     "messages that come late, or twice": Climate(late=6.0),
     "clocks of clients that are a minute apart": Climate(skew=60.0),
-    "servers that forget and are excluded for a ttl": Climate(forgets=True, rejoin=LONGEST_TTL),
-    "servers that forget, are back at once, and are excluded": Climate(forgets=True, at_once=True, rejoin=LONGEST_TTL),
+    "servers that forget and are excluded for a ttl": Climate(forgets=True, rejoin=LONGEST_TTL_S),
+    "servers that forget, are back at once, and are excluded": Climate(
+        forgets=True, at_once=True, rejoin=LONGEST_TTL_S
+    ),
     "the same, and the clock of a server is stepped when it starts": Climate(
-        forgets=True, at_once=True, rejoin=LONGEST_TTL, stepped=3600.0
+        forgets=True, at_once=True, rejoin=LONGEST_TTL_S, stepped=3600.0
     ),
     "the same, by clients without rejoin that agree on the ttl": Climate(forgets=True, at_once=True, ttls=(2.0,)),
 }

@@ -436,7 +436,7 @@ def test_the_vote_of_a_server_that_restarted_does_not_count_and_is_given_back() 
     client = stage.client(100, rejoin=30.0)
     stage.down(0)
     stage.servers[1].years = 29.9
-    with pytest.raises(BackendUnavailable, match="started anew and is excluded"):
+    with pytest.raises(BackendUnavailable, match="has just started and is excluded"):
         ask(client, "a")
     assert all(not run_to_end(server.inspect("x", within=WITHIN)).holders for server in stage.servers)
     stage.servers[1].years = 30.0

@@ -18,21 +18,21 @@ from lockfast.sync import connect
 _MORE = """STATE is
   ok           it answers, and locks can be acquired
   refused      it answers, but grants no locks: the last column says why
-  excluded     it started anew, and does not count in a quorum yet
+  excluded     it has just started, and does not count in a quorum yet
   unreachable  it does not answer
 
 exits 69 if no locks can be acquired: the store does not answer or refuses, or
 less than a majority of a quorum counts.
 
 --json prints one object: works, and servers, a list of objects with where,
-reachable, latency (seconds), version, role, excluded_for (seconds), error,
+reachable, latency (seconds), version, role, excluded_for (seconds), error and
 counts"""
 
 _HEAD = ("SERVER", "STATE", "LATENCY", "VERSION", "ROLE", "WHAT IS WRONG")
 
 _EXCLUDED = """
-A server that started anew is excluded for one ttl (30s unless the URL says
-?rejoin=), since it may have forgotten a lease that is still held. If the
+A server that has just started is excluded for one ttl (30s unless the URL
+says ?rejoin=), since it may have forgotten a lease that is still held. If the
 servers are new, add ?rejoin=0 to the URL, or rejoin=0 to connect(): they count
 at once then, and one that loses its data can let a second holder in."""
 
@@ -67,7 +67,7 @@ def doctor(words: list[str]) -> int:
 
 def _row(server: Health) -> Sequence[str]:
     latency = "-" if server.latency is None else f"{server.latency * 1000:.1f}ms"
-    wrong = f"started anew; counts in {span(server.excluded_for)}" if server.excluded_for else ""
+    wrong = f"just started; counts in {span(server.excluded_for)}" if server.excluded_for else ""
     cells = (server.where, _state(server), latency, server.version or "-", server.role or "-", server.error or wrong)
     return [visible(cell) for cell in cells]
 

@@ -161,14 +161,14 @@ def test_a_server_that_restarted_is_excluded_for_one_ttl(quorum: Quorum, monkeyp
     age, older = Member.age, 0.0
     monkeypatch.setattr(Member, "age", lambda member: age(member) + older)
     with lockfast.connect(quorum.url(f"node_timeout={LIMIT}")) as locks:
-        with pytest.raises(BackendUnavailable, match="started anew and is excluded"):
+        with pytest.raises(BackendUnavailable, match="has just started and is excluded"):
             locks.lock("x", ttl=600, wait=LIMIT).acquire()
     with lockfast.connect(quorum.url(f"node_timeout={LIMIT}")) as locks:
         older = 60.0  # so much time has passed
         for _ in range(6):  # the first time asks otherwise than the last
             with locks.lock("y", ttl=60, wait=LIMIT) as lease:
                 assert lease.held
-        with pytest.raises(BackendUnavailable, match="started anew and is excluded"):
+        with pytest.raises(BackendUnavailable, match="has just started and is excluded"):
             locks.lock("y", ttl=6000, wait=LIMIT).acquire()
 
 
@@ -178,7 +178,7 @@ def test_servers_that_are_all_new_say_when_they_count_and_what_else_to_do(quorum
         for error in in_both_worlds(where, wait=5):  # not enough: they are too young for half a minute
             assert 0.0 < (error.retry_after or 0.0) <= 30.0
             assert str(error).startswith("lock 'x' cannot be granted for another ")
-            assert str(error).count("started anew and is excluded for another ") == 3
+            assert str(error).count("has just started and is excluded for another ") == 3
             assert "connect with rejoin=0 (in a URL: ?rejoin=0)" in str(error)
     with lockfast.connect(clients, rejoin=0) as locks, locks.lock("x", ttl=600, wait=LIMIT) as lease:
         assert lease.held

@@ -109,7 +109,7 @@ class Quorum:
 
 
 def _young(node: Node, left: float) -> str:
-    return f"{node.name} started anew and is excluded for another {format_duration(left)}"
+    return f"{node.name} has just started and is excluded for another {format_duration(left)}"
 
 
 def ignore(node: int, result: Any) -> None:

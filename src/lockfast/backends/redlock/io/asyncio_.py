@@ -18,6 +18,7 @@ from lockfast._refusals import closed_driver
 from lockfast._time import boot_now
 from lockfast._worlds import Clock
 from lockfast._worlds.asyncio_ import end_tasks
+from lockfast.backends.connecting.single_flight import SingleFlight
 from lockfast.backends.redis.io.asyncio_ import AsyncioConnection, AsyncioSubscription
 from lockfast.backends.redis.io.resp import ReplyError, command, keep_alive, new_channel, refusal, unavailable
 from lockfast.backends.redlock.io.fanout import Enough, Late, NodeConnections, Verbs
@@ -26,7 +27,6 @@ from lockfast.backends.redlock.io.rounds import PendingReply, Round
 from lockfast.backends.redlock.io.stragglers import CleanUps
 from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.asyncio_ import AsyncioWaiters
-from lockfast.backends.wakeups.single_flight import SingleFlight
 from lockfast.errors import BackendUnavailable
 
 Connect = Callable[[int, float], Coroutine[Any, Any, None]]  # to one node, for requests or for wake-ups, in that time

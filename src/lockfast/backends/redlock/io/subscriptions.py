@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 
 import hiredis
 
+from lockfast._refusals import closed_driver
 from lockfast.backends.redis.io.blocking import BlockingConnection
 from lockfast.backends.redis.io.resp import ReplyError, command, keep_alive, refusal
 from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.self_pipe import SelfPipe
-from lockfast.errors import BackendUnavailable
 
 
 class QuorumInbox:
