@@ -12,7 +12,7 @@ from lockfast.engine.lease import Lease
 from lockfast.engine.request import Request
 
 OnLost = Callable[[Lease], object]
-Answer = Callable[[Sequence[Renewal]], Awaitable[list[bool]]]
+Answer = Callable[[Sequence[Renewal]], Awaitable[Sequence[bool | None]]]
 
 
 async def all_kept(batch: Sequence[Renewal]) -> list[bool]:
@@ -35,7 +35,7 @@ class StubBackend:
     async def wait(self, claim: Claim, seconds: float) -> bool:
         return False
 
-    async def renew(self, batch: Sequence[Renewal], *, within: float) -> list[bool]:
+    async def renew(self, batch: Sequence[Renewal], *, within: float) -> Sequence[bool | None]:
         self.renewals.append(tuple(renewal.claim.terms.name for renewal in batch))
         return await self.answer(batch)
 

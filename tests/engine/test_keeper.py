@@ -21,7 +21,7 @@ from lockfast.engine.lease import Lease
 from lockfast.errors import BackendUnavailable, LeaseLost
 from lockfast.testing.clock import FakeClock
 from lockfast.testing.simulated import Park, SimulatedWorld, Simulation
-from tests.engine.stub import OnLost, StubBackend, take
+from tests.engine.stub import OnLost, StubBackend, all_kept, take
 from tests.servers.waiting import join, until
 
 
@@ -403,3 +403,61 @@ def test_a_renewal_that_is_denied_during_a_release_is_not_a_loss(stage: Stage) -
     lease._move("release")
     stage.engine.keeper.lose(lease, "denied", "the backend no longer has it")
     assert not lease.lost
+
+
+# A backend that cannot say whether it still has a lease
+
+
+def test_extend_keeps_a_lease_of_which_the_backend_cannot_say_whether_it_has_it(stage: Stage) -> None:
+    lease = stage.take(ttl=30)
+
+    async def unknown(batch: Sequence[Renewal]) -> list[bool | None]:
+        return [None]
+
+    stage.backend.answer = unknown
+    with pytest.raises(BackendUnavailable, match="cannot say whether it still has lock 'a'"):
+        stage.simulation.run_until_done(stage.world.task(stage.engine.extend(lease, 60.0), "job"))
+    assert lease.held
+
+
+def test_an_outage_that_concerns_some_leases_only_is_reported_once_and_so_is_its_end(stage: Stage) -> None:
+    stage.take("a")
+    lost = stage.take("b")
+    kinds: list[str] = []
+    details: list[str] = []
+    stage.engine.events.listen(lambda event: kinds.append(event.kind))
+    stage.engine.events.listen(lambda event: details.append(event.detail) if event.kind == "unreachable" else None)
+
+    async def without_b(batch: Sequence[Renewal]) -> list[bool | None]:
+        return [True if renewal.claim.terms.name == "a" else None for renewal in batch]
+
+    stage.backend.answer = without_b
+    stage.pass_time(20)
+    assert kinds.count("renewal_failed") > 2
+    assert (kinds.count("unreachable"), kinds.count("reachable")) == (1, 0)
+    assert "cannot say whether it still has 1 of " in details[0]
+    stage.backend.answer = all_kept
+    stage.pass_time(20)
+    assert lost.held
+    assert (kinds.count("unreachable"), kinds.count("reachable")) == (1, 1)
+
+
+def test_a_lease_that_could_not_be_renewed_in_time_says_why(stage: Stage) -> None:
+    lease = stage.take(ttl=30)
+    stage.backend.answer = fail
+    stage.pass_time(31)
+    with pytest.raises(LeaseLost, match=r"before a renewal came through \(last error: BackendUnavailable: not now\)"):
+        lease.check()
+
+
+def test_the_reason_of_a_loss_is_none_of_a_renewal_that_failed_earlier(stage: Stage) -> None:
+    lease = stage.take(ttl=30)
+    stage.backend.answer = fail
+    stage.pass_time(12)
+    stage.backend.answer = all_kept
+    stage.pass_time(5)
+    stage.backend.answer = hang
+    stage.pass_time(31)
+    with pytest.raises(LeaseLost) as lost:
+        lease.check()
+    assert "last error" not in str(lost.value)

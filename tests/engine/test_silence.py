@@ -52,7 +52,7 @@ class Slow(StubBackend):
         await self._take_time(within)
         return await super().acquire(claim, enqueue=enqueue, within=within)
 
-    async def renew(self, batch: Sequence[Renewal], *, within: float) -> list[bool]:
+    async def renew(self, batch: Sequence[Renewal], *, within: float) -> Sequence[bool | None]:
         await self._take_time(within)
         return await super().renew(batch, within=within)
 

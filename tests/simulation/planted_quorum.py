@@ -10,8 +10,8 @@ from typing import Any
 
 from lockfast._model import Busy, Claim, Grant
 from lockfast.backends.redlock.backend import QuorumBackend
-from tests.simulation.quorum_nodes import VotingBackend
-from tests.simulation.quorum_runs import Climate, Parts
+from tests.simulation.quorum_nodes import SimulatedNode, VotingBackend
+from tests.simulation.quorum_runs import LONGEST_TTL_S, Climate, Parts
 
 
 class TakesAMinority(QuorumBackend):
@@ -22,12 +22,12 @@ class TakesAMinority(QuorumBackend):
         self._quorum.majority = len(nodes) // 2
 
 
-class KeepsOutForTheTtlOfTheAskingClaim(QuorumBackend):
+class ExcludesForTheTtlOfTheAskingClaim(QuorumBackend):
     """Ours, found by seeds. What a server forgot may have been granted for longer than what it is asked for now."""
 
     def __init__(self, *parts: Any, **options: Any) -> None:
         super().__init__(*parts, **options)
-        self._quorum.kept_out_for = lambda claim: claim.terms.ttl  # type: ignore[method-assign]
+        self._quorum.excluded_for = lambda claim: claim.terms.ttl  # type: ignore[method-assign]
 
 
 class ForgetsToCount(VotingBackend):
@@ -38,11 +38,23 @@ class ForgetsToCount(VotingBackend):
         return await super().vote(claim, fence=fence, order=order, enqueue=enqueue, within=within)
 
 
+class BelievesTheClockOfAServer(SimulatedNode):
+    """Ours. A server that restarted is as old as it says, by a clock that may be stepped."""
+
+    def age(self) -> float:
+        return self.network.uptime
+
+
 PLANTED_QUORUM: dict[str, tuple[Parts, Climate, str]] = {
     "a minority is enough": (Parts(TakesAMinority), Climate(), "held together"),
     "excluded for the ttl of the claim that asks": (
-        Parts(KeepsOutForTheTtlOfTheAskingClaim),
+        Parts(ExcludesForTheTtlOfTheAskingClaim),
         Climate(forgets=True, at_once=True),
+        "held together",
+    ),
+    "the clock of a server that restarted is believed": (
+        Parts(node=BelievesTheClockOfAServer),
+        Climate(forgets=True, at_once=True, rejoin=LONGEST_TTL_S, stepped=3600.0),
         "held together",
     ),
     "a server that does not count": (Parts(server=ForgetsToCount), Climate(), "fence went back"),

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lockfast._model import Busy, Claim, Grant, Health
+from lockfast._model import Busy, Claim, Grant, Health, Terms
 from lockfast._worlds import World
 from lockfast.backends.memory.backend import MemoryBackend
 from lockfast.backends.memory.resource import MemoryHolder, MemoryResource
 from lockfast.backends.memory.store import MemoryStore
+from lockfast.backends.redlock.io.age import ServerAge
 from lockfast.backends.redlock.io.fanout import PENDING, Enough, Late, Verb, Verbs
 from lockfast.backends.redlock.io.rounds import LINGER_S
+from lockfast.backends.redlock.tally import BrokenHolds
 from lockfast.errors import BackendUnavailable
 from lockfast.testing.simulated import SimulatedSignal, SimulatedWorld, Simulation
 from lockfast.testing.simulated_network import Faults, Network, RemoteBackend
@@ -29,8 +31,16 @@ class VotingBackend(MemoryBackend):
     def __init__(self, store: MemoryStore, world: World) -> None:
         super().__init__(store, world)
         self._orders: dict[str, int] = {}  # in the queue, by claim
+        self._refused: dict[str, float] = {}  # by claim: until when it is granted nothing
+
+    def forget(self) -> None:
+        self._store.clear()
+        self._store.fence = 0
+        self._refused.clear()
 
     async def vote(self, claim: Claim, *, fence: int, order: int, enqueue: bool, within: float) -> Grant | Busy:
+        if self._refused.get(claim.id, 0.0) > self._store.clock():
+            return Busy(0, 1.0)
         self._store.fence = max(self._store.fence, fence - 1)
         answer = await self.acquire(claim, enqueue=enqueue, within=within)
         resource = self._store.resources.get(claim.terms.key)
@@ -42,6 +52,15 @@ class VotingBackend(MemoryBackend):
     def _enqueue_in_order(self, resource: MemoryResource, claim: Claim, order: int) -> None:
         self._orders[claim.id] = order
         resource.queue = dict(sorted(resource.queue.items(), key=lambda waiter: self._orders[waiter[0]]))
+
+    async def end_holds(self, key: str, *, within: float) -> BrokenHolds:
+        now, resource = self._store.clock(), self._store.resources.get(key)
+        left = {id: holder.expires_at - now for id, holder in resource.holders.items()} if resource is not None else {}
+        return BrokenHolds(await self.break_(key, within=within), left)
+
+    async def refuse(self, key: str, id: str, *, seconds: float, within: float) -> None:
+        self._refused[id] = self._store.clock() + seconds
+        await self.abandon(Claim(id, Terms(key, key, "", 1.0)), within=within)
 
     async def record_fence(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool:
         holder = self._holder(claim)
@@ -86,22 +105,36 @@ class NodeNetwork(Network):
         self.name = name
         self.down_until = 0.0  # true time
         self.born_at = -1e9  # true time: since when it remembers everything
+        self.runs = 1  # times that it was started
+        self.stepped = 0.0  # seconds by which its wall clock was stepped forward since it was last started
+        self.keeps_all = True  # it says that it syncs every write
         self.server.world.rate = rate
         answer = self.server.answer
 
         def answer_and_know_vote(client: RemoteBackend, verb: str, asked: Any, options: dict[str, Any]) -> Any:
             if verb in ("vote", "give_back"):
                 self.server.world.asking = client, asked
+            if isinstance(client, SimulatedNode) and not self.down:
+                client.connected()  # before the request was sent
             return answer(client, verb, asked, options)
 
         self.server.answer = answer_and_know_vote  # type: ignore[method-assign]
 
-    def crash(self, seconds: float, *, forgets: bool) -> None:
+    def crash(self, seconds: float, *, forgets: bool, stepped: float = 0.0) -> None:
+        """It starts again with a clock that is behind, which is `stepped` forward before the first request arrives."""
         self.down_until = self.simulation.time + seconds
+        self.runs += 1
+        self.stepped = stepped
         if forgets:
-            self.server.store.clear()
-            self.server.store.fence = 0
+            assert isinstance(self.server.backend, VotingBackend)
+            self.server.backend.forget()
             self.born_at = self.down_until
+            self.keeps_all = False
+
+    @property
+    def uptime(self) -> float:
+        """As it says, by its wall clock."""
+        return self.simulation.time - self.born_at + self.stepped
 
     @property
     def down(self) -> bool:
@@ -116,12 +149,21 @@ class SimulatedNode(RemoteBackend):
 
     network: NodeNetwork
 
+    def __init__(self, network: NodeNetwork, world: SimulatedWorld) -> None:
+        super().__init__(network, world)
+        self._age = ServerAge()
+
     @property
     def name(self) -> str:
         return self.network.name
 
+    def connected(self) -> None:
+        """The server says what it says on each new connection."""
+        network = self.network
+        self._age.on_report(self.world.now(), str(network.runs), network.uptime, keeps_all=network.keeps_all)
+
     def age(self) -> float:
-        return self.world.simulation.time - self.network.born_at
+        return self._age.at(self.world.now())
 
     def mark_in_doubt(self, id: str) -> None:
         """A late request may take effect; time ends what it does."""
@@ -144,6 +186,14 @@ class SimulatedNode(RemoteBackend):
         options: dict[str, Any] = {"fence": fence, "order": order, "enqueue": enqueue}
         answer: Grant | Busy = await self._ask("vote", claim, [claim.id], **options, within=min(within, NODE_TIMEOUT_S))
         return answer
+
+    async def end_holds(self, key: str, *, within: float) -> BrokenHolds:
+        answer: BrokenHolds = await self._ask("end_holds", key, within=min(within, NODE_TIMEOUT_S))
+        return answer
+
+    async def refuse(self, key: str, id: str, *, seconds: float, within: float) -> None:
+        options: dict[str, Any] = {"id": id, "seconds": seconds, "within": min(within, NODE_TIMEOUT_S)}
+        await self._ask("refuse", key, [id], **options)
 
     async def record_fence(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool:
         options: dict[str, Any] = {"fence": fence, "instead_of": instead_of, "within": min(within, NODE_TIMEOUT_S)}

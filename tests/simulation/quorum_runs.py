@@ -37,6 +37,7 @@ class Climate(NamedTuple):
     at_once: bool = False  # a server that forgot is back in no time
     ttls: Sequence[float] = (1.0, 2.0, LONGEST_TTL_S)
     skew: float = 0.05  # seconds by which the wall clocks of clients are off at most
+    stepped: float = 0.0  # seconds by which the clock of a server that restarts is stepped forward
     late: float = 1.0  # how much more often than usual a message comes late, or a second time
 
 
@@ -84,6 +85,7 @@ class Parts(NamedTuple):
 
     quorum: type[QuorumBackend] = QuorumBackend
     server: type[VotingBackend] = VotingBackend
+    node: type[SimulatedNode] = SimulatedNode
 
 
 class Client:
@@ -97,9 +99,10 @@ class Client:
         skew: float = 0.0,
         rejoin: float | None = None,
         quorum: type[QuorumBackend] = QuorumBackend,
+        node: type[SimulatedNode] = SimulatedNode,
     ) -> None:
         self.world = world
-        self.nodes = [SimulatedNode(network, world) for network in networks]
+        self.nodes = [node(network, world) for network in networks]
         self.backend = quorum(
             self.nodes,
             SimulatedFanout(world),
@@ -132,15 +135,20 @@ class Run:
         self.resource = Resource()
         self.beliefs: list[_Belief] = []
         self.counts: Counter[str] = Counter()
-        self.clients = [self._client(f"client{n}", parts.quorum) for n in range(self.random.randint(2, 4))]
+        self.clients = [self._client(f"client{n}", parts) for n in range(self.random.randint(2, 4))]
         self.working = 0
 
-    def _client(self, name: str, quorum: type[QuorumBackend]) -> Client:
+    def _client(self, name: str, parts: Parts) -> Client:
         random = self.random
         rate = 1.0 + MAX_DRIFT * random.choice((-1.0, 0.0, 1.0, random.uniform(-1.0, 1.0)))
         world = SimulatedWorld(self.simulation, name, rate=rate, start=random.uniform(0.0, 1e6))
         skew = random.uniform(-self.climate.skew, self.climate.skew)
-        return Client(world, self.networks, skew=skew, rejoin=self.climate.rejoin, quorum=quorum)
+        client = Client(
+            world, self.networks, skew=skew, rejoin=self.climate.rejoin, quorum=parts.quorum, node=parts.node
+        )
+        for node in client.nodes:
+            node.connected()
+        return client
 
     def _rate(self) -> float:
         fast = self.climate.fast
@@ -186,7 +194,8 @@ class Run:
         if kind == "crash":
             network = self.random.choice(self.networks)
             seconds = 0.05 if self.climate.at_once else self.random.choice((0.1, 1.0, 2 * LONGEST_TTL_S))
-            network.crash(seconds * self.random.uniform(0.5, 1.0), forgets=self.climate.forgets)
+            seconds *= self.random.uniform(0.5, 1.0)
+            network.crash(seconds, forgets=self.climate.forgets, stepped=self.climate.stepped)
         elif kind == "cut":
             client = self.random.choice(self.clients)
             self.random.choice(client.nodes).cut_off_until = self.simulation.time + 4.0 * self.random.random()

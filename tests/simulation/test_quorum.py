@@ -26,6 +26,9 @@ WITHIN = {
     "servers that forget, are back at once, and are excluded": Climate(
         forgets=True, at_once=True, rejoin=LONGEST_TTL_S
     ),
+    "the same, and the clock of a server is stepped when it starts": Climate(
+        forgets=True, at_once=True, rejoin=LONGEST_TTL_S, stepped=3600.0
+    ),
     "the same, by clients without rejoin that agree on the ttl": Climate(forgets=True, at_once=True, ttls=(2.0,)),
 }
 BEYOND = {

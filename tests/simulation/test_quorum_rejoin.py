@@ -2,7 +2,7 @@
 
 A holds at two of three servers for `LONG`. One of these forgets it and is back at once. B, who reaches that one and the
 third, asks. What was forgotten is over `LONG` after the restart, so with that delay B is refused until A is done. With
-a shorter one, such as the ttl of B, both believe: then only the fence keeps A out.
+a shorter one, such as the ttl of B, both believe: then only the fence excludes A.
 """
 
 from __future__ import annotations
@@ -100,6 +100,39 @@ def test_beyond_the_bound_both_believe_and_the_resource_still_refuses_the_older(
     assert not resource.write(older.fence)
 
 
+# The clock of a server that restarted
+
+
+def restart_and_step(stage: Stage, *, seen: bool) -> tuple[Any, Client]:
+    """A's lease, and B, which had a connection to the restarted server before, or not. Its clock shows an hour more."""
+    a = stage.client("a", reaches=(0, 1), rejoin=LONG)
+    b = stage.client("b", reaches=(1, 2), rejoin=LONG)
+    if seen:
+        b.nodes[1].connected()
+    lease = stage.run(a, a.lock(LONG, 0.0, renew=False).acquire)
+    stage.networks[1].crash(0.01, forgets=True, stepped=3600.0)
+    stage.simulation.run(stage.simulation.time + 0.05)
+    return lease, b
+
+
+def test_a_server_that_restarts_and_whose_clock_is_stepped_lets_no_second_holder_in(stage: Stage) -> None:
+    older, b = restart_and_step(stage, seen=True)
+    with pytest.raises(BackendUnavailable, match="node1 has just started and is excluded"):
+        stage.run(b, b.lock(SHORT, 0.0, renew=False).acquire)
+    assert older.held
+
+
+def test_a_client_that_never_saw_a_server_before_relies_on_its_clock_and_the_resource_refuses_the_older(
+    stage: Stage,
+) -> None:
+    """What is assumed: a clock is set before the server starts. Else such a client is the second that believes."""
+    older, b = restart_and_step(stage, seen=False)
+    newer = stage.run(b, b.lock(SHORT, 0.0, renew=False).acquire)
+    assert older.held
+    assert newer.held
+    assert newer.fence > older.fence
+
+
 # Servers that were all started just now
 
 
@@ -170,8 +203,8 @@ class _TrustsEmptyServers(QuorumBackend):
 
     def __init__(self, *parts: Any, **options: Any) -> None:
         super().__init__(*parts, **options)
-        kept_out_for = self._quorum.kept_out_for
-        self._quorum.kept_out_for = lambda claim: 0.0 if self.new else kept_out_for(claim)  # type: ignore[method-assign]
+        excluded_for = self._quorum.excluded_for
+        self._quorum.excluded_for = lambda claim: 0.0 if self.new else excluded_for(claim)  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("lost", [(0, 1, 2), (0, 1)], ids=["all at once", "a majority, and one that never had a vote"])

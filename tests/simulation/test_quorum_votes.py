@@ -14,6 +14,7 @@ from lockfast._reentry import run_to_end
 from lockfast.backends.memory.store import MemoryStore
 from lockfast.backends.redlock.backend import QuorumBackend
 from lockfast.backends.redlock.io.fanout import PENDING
+from lockfast.backends.redlock.tally import BrokenHolds
 from lockfast.errors import BackendUnavailable
 from tests.simulation.quorum_nodes import VotingBackend
 
@@ -56,6 +57,14 @@ class Server(VotingBackend):
         self._must_answer()
         return await super().renew(batch, within=within)
 
+    async def end_holds(self, key: str, *, within: float) -> BrokenHolds:
+        self._must_answer()
+        return await super().end_holds(key, within=within)
+
+    async def refuse(self, key: str, id: str, *, seconds: float, within: float) -> None:
+        self._must_answer()
+        await super().refuse(key, id, seconds=seconds, within=within)
+
     async def record_fence(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool:
         self._must_answer()
         return await super().record_fence(claim, fence=fence, instead_of=instead_of, within=within)
@@ -85,6 +94,7 @@ class Silent:
     def __init__(self) -> None:
         self.wakeups: Any = self
         self.time = self.cost = 0.0  # and which part of its time each round takes
+        self.before_each: Callable[[], object] = lambda: None
 
     def now(self) -> float:
         return self.time
@@ -99,6 +109,7 @@ class Silent:
     async def pause(self, seconds: float) -> None: ...
 
     async def ask(self, verbs: Sequence[Any], enough: Any, *, within: float, **how: Any) -> list[Any]:
+        self.before_each()
         self.time += self.cost * within
         results: list[Any] = [PENDING] * len(verbs)
         for number, ask in enumerate(verbs):
@@ -228,7 +239,7 @@ def test_a_fence_that_is_recorded_late_changes_nothing() -> None:
 
 
 def test_a_release_takes_the_claim_out_of_a_queue_that_it_was_put_in_without_a_reply() -> None:
-    """Else the server would wait for one that is gone when it comes to its place."""
+    """Else the server would wait for a claim that never asks again when it is the first."""
     stage = Stage()
     run_to_end(stage.servers[0].vote(claim("a"), fence=50, order=50, enqueue=False, within=WITHIN))
     stage.servers[0].loses_replies = True
@@ -238,6 +249,128 @@ def test_a_release_takes_the_claim_out_of_a_queue_that_it_was_put_in_without_a_r
     assert run_to_end(stage.servers[0].inspect("x", within=WITHIN)).waiters == 1
     assert release(client, "b")
     assert run_to_end(stage.servers[0].inspect("x", within=WITHIN)).waiters == 0
+
+
+# What is kept
+
+
+def renewed(client: QuorumBackend, id: str, fence: int) -> bool | None:
+    (kept,) = run_to_end(client.renew([Renewal(claim(id), 30.0, fence)], within=WITHIN))
+    return kept
+
+
+def test_a_renewal_that_too_few_servers_answer_says_so() -> None:
+    stage = Stage()
+    client = stage.client(100)
+    fence = granted(client, "a")
+    stage.down(1, 2)
+    with pytest.raises(BackendUnavailable, match="'x' cannot be renewed: fewer than 2 of the 3 lock servers answer"):
+        renewed(client, "a", fence)
+
+
+def test_a_renewal_without_a_majority_for_or_against_it_says_so() -> None:
+    stage = Stage()
+    client = stage.client(100)
+    stage.down(1)
+    fence = granted(client, "a")
+    stage.down(2)
+    run_to_end(stage.servers[1].vote(claim("z"), fence=50, order=50, enqueue=False, within=WITHIN))
+    with pytest.raises(BackendUnavailable, match=r"fewer than 2 of the 3 lock servers have it .*does not have it"):
+        renewed(client, "a", fence)
+
+
+def test_a_vote_that_was_missing_takes_the_place_of_one_that_cannot_be_reached() -> None:
+    stage = Stage()
+    client, other = stage.client(100), stage.client(200)
+    stage.down(2)
+    fence = granted(client, "a")
+    stage.down(1)
+    assert renewed(client, "a", fence)
+    stage.down(0)
+    assert isinstance(ask(other, "b"), Busy)
+
+
+def test_a_vote_of_a_server_that_another_claim_only_tried_at_takes_the_place_of_one_too() -> None:
+    stage = Stage()
+    client, other = stage.client(100), stage.client(200)
+    stage.down(2)
+    fence = granted(client, "a")
+    stage.down(1)
+    assert isinstance(ask(other, "b"), Busy)  # the vote of one server, which it gives back
+    assert renewed(client, "a", fence)
+    assert run_to_end(stage.servers[2].inspect("x", within=WITHIN)).holders[0].fence == fence
+
+
+def test_a_vote_of_a_server_that_restarted_takes_the_place_of_none_and_is_not_asked_for() -> None:
+    stage = Stage()
+    client = stage.client(100, rejoin=30.0)
+    stage.down(2)
+    fence = granted(client, "a")
+    stage.down(1)
+    stage.servers[2].years = 29.9
+    for _ in range(2):
+        with pytest.raises(BackendUnavailable, match="fewer than 2 of the 3 lock servers have it"):
+            renewed(client, "a", fence)
+    assert not run_to_end(stage.servers[2].inspect("x", within=WITHIN)).locked
+
+
+# A break is final
+
+
+def break_(client: QuorumBackend) -> list[str]:
+    return [holder.claim_id for holder in run_to_end(client.break_("x", within=WITHIN)).holders]
+
+
+def test_a_hold_that_a_majority_has_broken_gets_no_vote_of_a_server_that_never_had_it() -> None:
+    stage = Stage()
+    client, operator, other = stage.client(100), stage.client(50), stage.client(200)
+    stage.down(2)
+    fence = granted(client, "a")
+    stage.down(0)
+    assert break_(operator) == ["a"]
+    stage.down(1)
+    with pytest.raises(BackendUnavailable, match="fewer than 2 of the 3 lock servers have it"):
+        renewed(client, "a", fence)
+    stage.down(0)
+    assert granted(other, "b") > fence
+    stage.down()
+    assert renewed(client, "a", fence) is False
+
+
+def test_a_hold_that_is_broken_while_it_is_renewed_is_not_repaired() -> None:
+    """The servers are asked before the break, and those that lost their vote after it."""
+    stage = Stage(5)
+    client, operator = stage.client(100), stage.client(200)
+    stage.down(3, 4)
+    fence = granted(client, "a")
+    stage.down()
+    fanout: Any = client._fanout
+    rounds = 0
+
+    def break_before_the_repair() -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 2:
+            stage.down(2, 4)
+            assert break_(operator) == ["a"]
+            stage.down()
+
+    fanout.before_each = break_before_the_repair
+    client._renewals._number = -1  # so that this renewal waits for all servers
+    renewed(client, "a", fence)
+    assert rounds == 2
+    assert renewed(client, "a", fence) is False
+
+
+def test_a_break_refuses_no_claim_that_only_waits() -> None:
+    stage = Stage()
+    holder, waiter, operator = stage.client(100), stage.client(200), stage.client(300)
+    granted(holder, "a")
+    stage.servers[2]._store.clear()
+    assert isinstance(wait_for(waiter, "b"), Busy)
+    assert "b" in stage.servers[2]._store.resources["x"].holders, "it keeps the vote of one server"
+    assert break_(operator) == ["a"]
+    assert isinstance(wait_for(waiter, "b"), Grant)
 
 
 # Time
@@ -320,3 +453,19 @@ def test_where_the_ttls_differ_the_longest_that_was_asked_for_keeps_a_server_out
         server.years = 2.0
     with pytest.raises(BackendUnavailable, match="excluded"):
         run_to_end(client.acquire(short, enqueue=False, within=WITHIN))
+
+
+def test_a_lease_that_was_extended_keeps_a_server_out_for_as_long() -> None:
+    stage = Stage()
+    client = stage.client(100, rejoin=None)
+    short = claim("a")._replace(terms=claim("a").terms._replace(ttl=2.0))
+    grant = run_to_end(client.acquire(short, enqueue=False, within=WITHIN))
+    assert isinstance(grant, Grant)
+    assert run_to_end(client.renew([Renewal(short, 60.0, grant.fence)], within=WITHIN)) == [True]
+    for server in stage.servers[:2]:
+        server._store.clear()
+        server.years = 10.0
+    with pytest.raises(BackendUnavailable, match="excluded"):
+        run_to_end(client.acquire(short._replace(id="b"), enqueue=False, within=WITHIN))
+    stage.servers[0].years = stage.servers[1].years = 60.0  # what they have forgotten has ended
+    assert isinstance(run_to_end(client.acquire(short._replace(id="b"), enqueue=False, within=WITHIN)), Grant)

@@ -272,7 +272,8 @@ def _lost(outcome: CommandOutcome | None, what: str, troubles: dict[str, str]) -
         became = f"the command was ended because {outcome.ended}"
     else:
         became = f"the command ended by itself with exit code {outcome.code}"
-    why = f" (last error: {troubles['renewal_failed']})" if "renewal_failed" in troubles else ""
+    failure = troubles.get("renewal_failed", "")
+    why = f" (last error: {failure})" if failure and failure not in what else ""
     complain(f"{what}{why}; {became}")
     return exits.LOST
 

@@ -6,11 +6,11 @@ Leaves to the lease: its fields.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING
 
 from lockfast._model import Busy, Grant, Renewal
 from lockfast.engine.lease import Lease
+from lockfast.engine.retrying import cannot_say
 from lockfast.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -18,18 +18,24 @@ if TYPE_CHECKING:
 
 
 async def extend(engine: Engine, lease: Lease, ttl: float) -> None:
-    """It expires no earlier than `ttl` seconds from now. Raises LeaseLost if it is lost."""
+    """It expires no earlier than `ttl` seconds from now. Raises LeaseLost if it is lost.
+
+    Raises BackendUnavailable if that cannot be known in time; it is held until its deadline all the same.
+    """
     engine.arrive()
     asked_at = engine.now()
 
-    def ask(within: float) -> Awaitable[Sequence[bool | None]]:
+    async def ask(within: float) -> bool:
         nonlocal asked_at
         asked_at = engine.now()  # before sending: the server's ttl cannot have started earlier
-        return engine.backend.renew([Renewal(lease._claim, ttl, lease._fence)], within=within)
+        (kept,) = await engine.backend.renew([Renewal(lease._claim, ttl, lease._fence)], within=within)
+        if kept is None:
+            raise cannot_say(engine, f"lock {lease.name!r}")
+        return kept
 
-    answers, _ = await engine.insist(ask, min(lease._deadline, asked_at + engine.patience))
+    kept, _ = await engine.insist(ask, min(lease._deadline, asked_at + engine.patience))
     engine.keeper.notice(lease)  # an answer that comes after the deadline brings nothing back
-    if not answers[0]:
+    if not kept:
         engine.keeper.lose(lease, "denied", "the backend no longer has it: it expired or was broken")
     if lease._state != "held":
         raise lease._not_held()

@@ -87,6 +87,11 @@ class Keeper:
                 self._states.pop(id, None)
         return state
 
+    def why_not_renewed(self, lease: Lease) -> str:
+        """The error of the last renewal, if it failed."""
+        state = self._states.get(lease._claim.id)
+        return "" if state is None else state.failure
+
     def begin_again(self) -> None:
         """In a new event loop, after the old one was closed with all that ran in it: what is held is kept from there.
 

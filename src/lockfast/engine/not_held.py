@@ -41,7 +41,8 @@ def why_out_of_time(lease: Lease) -> str:
     """Why it was not renewed before its deadline."""
     max_hold = lease._request.max_hold
     if max_hold is None or not lease._request.renew or lease._deadline < lease._granted_at + max_hold:
-        return OUT_OF_TIME
+        failure = lease._engine.keeper.why_not_renewed(lease)
+        return f"{OUT_OF_TIME} (last error: {failure})" if failure else OUT_OF_TIME
     return f"it reached its max_hold of {format_duration(max_hold)}, after which it is not renewed"
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from lockfast._model import Renewal
 from lockfast.engine.reporting import report_lease_behind
+from lockfast.engine.retrying import cannot_say
 from lockfast.engine.schedule import NEVER, RenewalState
 from lockfast.errors import BackendUnavailable
 
@@ -111,13 +112,16 @@ class Renewals:
         except Exception as error:
             self._ride_out(states, error)
             if isinstance(error, BackendUnavailable):
-                until = max(lease._deadline for lease in leases)
-                again_at = min(state.renew_at for state in states)
-                engine.outage.failed(error, asked_at, again_at, until, behind=engine.world.blocking)
+                self._report_outage(states, error, asked_at)
         else:
-            if any(state.failures for state in states):
-                engine.outage.over(behind=engine.world.blocking)
+            had_failed = any(state.failures for state in states)
             self._on_answers(states, batch, answers, asked_at)
+            if None in answers:  # a part of the backend cannot be reached, such as one server of several
+                unknown = [state for state, kept in zip(states, answers, strict=True) if kept is None]
+                what = f"{len(unknown)} of {len(states)} leases"
+                self._report_outage(unknown, cannot_say(engine, what), asked_at)
+            elif had_failed:
+                engine.outage.over(behind=engine.world.blocking)
         finally:
             for state in states:
                 state.renewing = False
@@ -134,7 +138,7 @@ class Renewals:
             if now >= lease._deadline:
                 self._keeper.notice(lease)  # an answer that comes after the deadline brings nothing back
             elif kept is None:
-                self._ride_out([state], BackendUnavailable("the backend could not say whether it still has it"))
+                self._ride_out([state], cannot_say(self._engine, "it"))
             elif not kept:
                 self._keeper.lose(lease, "denied", "the backend no longer has it: it expired or was broken")
             elif lease._state == "held":
@@ -147,8 +151,13 @@ class Renewals:
     def _ride_out(self, states: list[RenewalState], error: Exception) -> None:
         """An error is not a loss: try again soon, until the deadline."""
         engine = self._engine
-        now = engine.now()
+        now, failure = engine.now(), f"{type(error).__name__}: {error}"
         for state in states:
-            state.failed(now, engine.world.chance())
+            state.failed(now, engine.world.chance(), failure)
             if engine.events.wanted():
-                report_lease_behind(engine, "renewal_failed", state.lease, f"{type(error).__name__}: {error}")
+                report_lease_behind(engine, "renewal_failed", state.lease, failure)
+
+    def _report_outage(self, states: list[RenewalState], error: BackendUnavailable, asked_at: float) -> None:
+        until = max(state.lease._deadline for state in states)
+        again_at = min(state.renew_at for state in states)
+        self._engine.outage.failed(error, asked_at, again_at, until, behind=self._engine.world.blocking)

@@ -56,6 +56,11 @@ async def watched(engine: Engine, ask: Callable[[], Awaitable[T]], asked_at: flo
             engine.keeper.loop.end_if_done()
 
 
+def cannot_say(engine: Engine, leases: str) -> BackendUnavailable:
+    """The error for leases of which the backend answered neither that it has them nor that it does not."""
+    return BackendUnavailable(f"{engine.backend!r} cannot say whether it still has {leases}")
+
+
 async def once(engine: Engine, ask: Callable[..., Awaitable[T]]) -> T:
     """The answer to a question that is not repeated: `ask(within=…)` has all of the patience."""
     engine.arrive()

@@ -29,7 +29,17 @@ def renewal_interval(lease: Lease) -> float:
 class RenewalState:
     """What the keeper knows of a lease beside what the lease itself says."""
 
-    __slots__ = ("due_at", "failures", "interval", "lease", "renew_at", "renew_until", "renewable_at", "renewing")
+    __slots__ = (
+        "due_at",
+        "failure",
+        "failures",
+        "interval",
+        "lease",
+        "renew_at",
+        "renew_until",
+        "renewable_at",
+        "renewing",
+    )
 
     def __init__(self, lease: Lease) -> None:
         request = lease._request
@@ -43,12 +53,14 @@ class RenewalState:
 
     def renewed(self, asked_at: float) -> None:
         self.failures = 0  # renewals that failed since the last that did not
+        self.failure = ""  # why the last of them failed
         self.renew_at = asked_at + self.interval
         self.renewable_at = self.renew_at - self.interval * EARLY_RATIO  # along with others that are due
 
-    def failed(self, now: float, chance: float) -> None:
+    def failed(self, now: float, chance: float, failure: str) -> None:
         """Longer after each failure, and shorter again towards the deadline: a late recovery is still in time."""
         self.failures += 1
+        self.failure = failure
         ttl = self.lease._ttl
         pause = pause_before_retry(self.failures, chance, base=ttl / 60, cap=ttl / 10)
         self.renew_not_before(now + max(ttl / 200, min(pause, (self.lease._deadline - now) / 2)))

@@ -12,10 +12,12 @@ from lockfast import BackendUnavailable
 from lockfast._model import Claim, Grant, LockInfo, Terms
 from lockfast._time import boot_now
 from lockfast.backends.redis.requests import script
-from lockfast.backends.redlock.io.fanout import PENDING
+from lockfast.backends.redlock.io import blocking, fanout, rounds
+from lockfast.backends.redlock.io.fanout import PENDING, Suspended
 from lockfast.testing.awaited import AwaitedLocks
 from lockfast.testing.stage import Stage
 from tests.backends.redlock.stage import OnAQuorum, backend_of, hasty
+from tests.patience import impatient
 from tests.polling import HOUR, never_look
 from tests.renewals import renew_soon
 from tests.servers.waiting import LIMIT
@@ -120,7 +122,7 @@ class TestMinorities(OnAQuorum):
             return member.wrong is None
 
         await stage.until(is_back, "it to be one of them again")
-        assert member._born_at > since, "its data is that of another server"
+        assert member._age._copied_at > since, "its data is that of another server"
 
     async def test_a_server_that_forgot_a_hold_votes_for_it_again(self, stage: Stage) -> None:
         locks = await self.ready(stage)
@@ -132,6 +134,22 @@ class TestMinorities(OnAQuorum):
         assert lease.held
         assert await lease.release()
         await stage.until(lambda: self.at(stage, 1, "x") == LockInfo("x"), "the repaired hold to be released")
+
+    async def test_extend_keeps_a_lease_that_only_a_minority_can_be_asked_about_and_says_why(
+        self, stage: Stage
+    ) -> None:
+        locks = await self.ready(stage)
+        lease = await locks.lock("x", ttl=600).take()
+        for proxy in self.quorum.proxies[1:]:
+            proxy.refuse()
+        with impatient(locks), pytest.raises(BackendUnavailable, match="fewer than 2 of the 3 lock servers answer"):
+            await lease.extend()
+        assert lease.held
+        for proxy in self.quorum.proxies[1:]:
+            proxy.heal()
+        await lease.extend(6000)
+        assert lease.remaining > 600
+        assert await lease.release()
 
     async def test_a_lease_that_a_majority_forgot_is_lost_and_not_repaired(self, stage: Stage) -> None:
         locks = await self.ready(stage)
@@ -233,7 +251,7 @@ class TestWaiting(OnAQuorum):
         )
 
     async def test_two_waiters_with_one_vote_each_do_not_swap_them_for_ever(self, stage: Stage) -> None:
-        """One server is gone, so that both others are needed; each votes for another one, and both give back."""
+        """One server is unreachable, so that both others are needed; each votes for another one, and both give back."""
         quorum = backend_of(await self.ready(stage))
 
         async def ask(node: int, who: str, verb: str, **options: Any) -> Any:
@@ -324,6 +342,28 @@ class TestRequests(OnAQuorum):
             proxy.sent.clear()
         assert await (await locks.lock("y").take()).release()
         assert [proxy.sent.count(script("acquire").digest) for proxy in self.quorum.proxies] == [0, 0, 0]
+
+
+class TestLists(OnAQuorum):
+    async def test_the_time_of_a_server_is_for_each_request_of_a_list(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """There may be a million names, which are listed by thousands of requests."""
+        locks = await self.ready(stage)
+        await locks.lock("x", ttl=HOUR).take()
+        passed = 0.0
+
+        class Lasting(Suspended):
+            def __init__(self, request: bytes, replies: int) -> None:
+                nonlocal passed
+                passed += LIMIT / 4  # so the three servers together take less than one of them may
+                super().__init__(request, replies)
+
+        monkeypatch.setattr(fanout, "Suspended", Lasting)
+        for module in (rounds, blocking):
+            monkeypatch.setattr(module, "boot_now", lambda: boot_now() + passed)
+        assert [info.name for info in await locks.list()] == ["x"]
+        assert passed > LIMIT
 
 
 class TestPatience(OnAQuorum):

@@ -9,15 +9,22 @@ from typing import Any
 import pytest
 
 import lockfast
+from lockfast import BackendUnavailable
 from lockfast._model import Claim, Grant, LockInfo, Terms
 from lockfast._time import boot_now
-from lockfast.backends.redis.requests import script
+from lockfast.backends.redis.io.resp import command
+from lockfast.backends.redis.requests import keys_of, script
 from lockfast.backends.redlock.io import blocking as redis_quorum_blocking
+from lockfast.backends.redlock.io.blocking import MAX_IDLE_SETS, UNUSED_S
+from lockfast.backends.redlock.io.fanout import all_of_them
+from lockfast.backends.redlock.io.rounds import Round
+from lockfast.testing.awaited import AwaitedLease, AwaitedLocks
 from lockfast.testing.stage import Stage
 from tests.adversity.redlock.servers import Quorum
 from tests.backends.redlock.stage import OnAQuorum, backend_of, hasty
+from tests.patience import impatient
 from tests.polling import HOUR
-from tests.renewals import renew_soon, renewed
+from tests.renewals import renew_soon, renewal_state, renewed
 from tests.servers.waiting import LIMIT, happens, until
 
 pytestmark = pytest.mark.slow
@@ -75,6 +82,54 @@ class TestServersThatMissSomething(OnAQuorum):
         slow.delay = 0.0
         await stage.until(lambda: self.at(stage, 2, "x") == LockInfo("x"), "the last release")
         assert slow.accepted == connected
+
+    async def _granted_without_the_last_server(self, stage: Stage, locks: AwaitedLocks) -> AwaitedLease:
+        """A lease of 600 s at the first two servers; then all servers can be reached."""
+        self.quorum.proxies[2].refuse()
+        lease = await locks.lock("x", ttl=600).take()
+        assert self.quorum.held_at("x", stage.namespace) == [True, True, False]
+        self.quorum.proxies[2].heal()
+
+        async def is_back() -> bool:
+            await (await locks.lock("y").take()).release()
+            return not any(member.absent for member in backend_of(locks)._fanout.members)
+
+        await stage.until(is_back, "the last server to be back")
+        return lease
+
+    async def test_a_lease_survives_one_server_that_was_away_for_its_votes_and_another_that_goes_away_later(
+        self, stage: Stage
+    ) -> None:
+        lease = await self._granted_without_the_last_server(stage, await self.ready(stage))
+        self.quorum.proxies[1].refuse()
+        await renewed(stage, lease)
+        assert self.at(stage, 2, "x").holders[0].fence == lease.fence
+        assert await lease.release()
+        self.quorum.proxies[1].heal()
+
+    async def test_a_break_is_final_at_a_server_that_was_away_for_the_votes(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        lease = await self._granted_without_the_last_server(stage, locks)
+        operator = await self.ready(stage)
+        self.quorum.proxies[0].refuse()  # which keeps its vote
+        assert [holder.claim_id for holder in (await operator.break_lock("x")).holders] == [lease.claim_id]
+        self.quorum.proxies[0].heal()
+        self.quorum.proxies[1].refuse()
+        with impatient(locks), pytest.raises(BackendUnavailable, match="fewer than 2 of the 3 lock servers "):
+            await lease.extend()
+        assert not self.at(stage, 2, "x").locked
+        self.quorum.proxies[1].heal()
+
+        async def is_lost() -> bool:
+            if not renewal_state(lease).renewing:
+                renew_soon(lease)  # the servers may not be connected to again yet
+            return bool(lease.lost)
+
+        await stage.until(is_lost, "the loss")
+        record = self.quorum.servers[2].command("GET", keys_of(f"{stage.namespace}\x1fx")[0])
+        until, number = (int(part) for part in (record.split()[-1], record[:16]))
+        assert f"!{lease.claim_id}".encode() in record
+        assert until - number > 300 * 1_000_000, "it is refused there for as long as it would have held"
 
     async def test_the_slowest_server_votes_again_for_what_it_forgot_too(self, stage: Stage) -> None:
         locks = await self.ready(stage)
@@ -184,6 +239,44 @@ def test_a_vote_that_comes_after_its_release_has_no_effect_whichever_connections
 def _fanout(locks: lockfast.Locks) -> Any:
     backend: Any = locks._logic.engine.backend
     return backend._fanout
+
+
+def test_as_many_connections_stay_as_threads_used_lately_and_the_others_are_closed() -> None:
+    with lockfast.connect("redlock://h1,h2,h3") as locks:
+        fanout, now = _fanout(locks), boot_now()
+        sets = [fanout._new_set() for _ in range(MAX_IDLE_SETS + 5)]
+        for each in sets:
+            fanout._stragglers.asked_at = now
+            fanout._put_back(each)
+        assert not any(each.closed for each in sets)
+        for _ in range(10):
+            last = fanout._take("")
+            fanout._stragglers.asked_at = now + UNUSED_S + 1.0
+            fanout._put_back(last)
+        assert [each.closed for each in sets] == [True] * 5 + [False] * MAX_IDLE_SETS
+
+
+def test_a_client_that_closes_its_connection_while_a_reply_is_due_takes_no_server_for_unreachable(
+    quorum: Quorum,
+) -> None:
+    """An interrupt closes the connections of its thread: another thread is still to ask all servers."""
+    with lockfast.connect(quorum.url(f"rejoin=0&node_timeout={LIMIT}")) as locks:
+        fanout = _fanout(locks)
+        connections = fanout._new_set()
+        fanout._fill(connections, LIMIT)
+        for proxy in quorum.proxies:
+            proxy.black_hole()
+        asked = Round([command("PING")] * 3, all_of_them, fanout.members, "a claim")
+        asked.start(connections, LIMIT, LIMIT)
+        in_doubt: list[str] = []
+        for member in fanout.members:
+            member.mark_in_doubt = in_doubt.append
+        connections.close()
+        assert in_doubt == ["a claim"] * 3, "the requests may still be carried out"
+        assert [type(result) for result in asked.close()] == [BackendUnavailable] * 3
+        assert not any(member.absent for member in fanout.members)
+        for proxy in quorum.proxies:
+            proxy.heal()
 
 
 def test_only_so_many_late_votes_are_remembered_and_the_oldest_is_in_doubt_from_then_on(

@@ -138,7 +138,7 @@ def test_a_server_that_stays_out_of_reach_is_logged_once(quorum: Quorum, caplog:
     warnings = [record.getMessage() for record in caplog.records if "lock_kind" not in vars(record)]
     assert len(warnings) == 1
     assert f":{quorum.proxies[2].port}" in warnings[0]
-    assert "one that is gone" in warnings[0]
+    assert "counts as unreachable" in warnings[0]
 
 
 def test_a_server_that_does_not_say_what_it_is_is_refused(quorum: Quorum) -> None:
@@ -160,16 +160,16 @@ def test_the_error_says_why_servers_cannot_be_connected_to(quorum: Quorum) -> No
 def test_a_server_that_restarted_is_excluded_for_one_ttl(quorum: Quorum, monkeypatch: pytest.MonkeyPatch) -> None:
     age, older = Member.age, 0.0
     monkeypatch.setattr(Member, "age", lambda member: age(member) + older)
-    with lockfast.connect(quorum.url("")) as locks:
+    with lockfast.connect(quorum.url(f"node_timeout={LIMIT}")) as locks:
         with pytest.raises(BackendUnavailable, match="has just started and is excluded"):
-            locks.lock("x", ttl=600, wait=1).acquire()
-    with lockfast.connect(quorum.url("")) as locks:
+            locks.lock("x", ttl=600, wait=LIMIT).acquire()
+    with lockfast.connect(quorum.url(f"node_timeout={LIMIT}")) as locks:
         older = 60.0  # so much time has passed
         for _ in range(6):  # the first time asks otherwise than the last
             with locks.lock("y", ttl=60, wait=LIMIT) as lease:
                 assert lease.held
         with pytest.raises(BackendUnavailable, match="has just started and is excluded"):
-            locks.lock("y", ttl=6000, wait=1).acquire()
+            locks.lock("y", ttl=6000, wait=LIMIT).acquire()
 
 
 def test_servers_that_are_all_new_say_when_they_count_and_what_else_to_do(quorum: Quorum) -> None:
@@ -238,9 +238,9 @@ def test_the_doctor_reports_each_server_in_both_worlds(quorum: Quorum) -> None:
     quorum.proxies[0].refuse()
     quorum.servers[1].follow(quorum.servers[0])
     for diagnosis in (in_a_thread(quorum.url("rejoin=600")), asyncio.run(in_a_loop(quorum.url("rejoin=600")))):
-        gone, replica, young = diagnosis.servers
-        assert not gone.reachable
-        assert "cannot reach" in gone.error
+        absent, replica, young = diagnosis.servers
+        assert not absent.reachable
+        assert "cannot reach" in absent.error
         assert (replica.reachable, replica.role) == (True, "replica")
         assert "is a replica" in replica.error
         assert (young.reachable, young.role, young.error) == (True, "primary", "")
@@ -265,6 +265,10 @@ def test_a_second_request_to_a_silent_server_does_not_disturb_its_timer(quorum: 
     assert asyncio.run(use()) == []
 
 
+def being_connected(backend: Any) -> list[Any]:
+    return [each.task for each in backend._fanout._connecting.values() if each.under_way]
+
+
 def test_close_ends_connections_that_are_being_made(quorum: Quorum) -> None:
     async def use() -> None:
         locks = lockfast.aio.connect(quorum.url())
@@ -276,7 +280,7 @@ def test_close_ends_connections_that_are_being_made(quorum: Quorum) -> None:
 
             async def being_made() -> list[Any]:
                 async with locks.lock("y", wait=LIMIT):
-                    return list(backend._fanout._connecting.values())
+                    return being_connected(backend)
 
             making = await until_async(being_made, "a connection that is being made")
         await locks.close()
@@ -302,7 +306,7 @@ def test_a_connection_that_is_made_in_spite_of_close_is_not_made_again(
         locks = lockfast.aio.connect(quorum.url())
         backend: Any = locks._logic.engine.backend
         asking = asyncio.create_task(locks.lock("x", wait=LIMIT).acquire())
-        making = set(await until_async(lambda: list(backend._fanout._connecting.values()), "connections under way"))
+        making = set(await until_async(lambda: being_connected(backend), "connections under way"))
         await locks.close()
         with pytest.raises(lockfast.LockError):
             await asking

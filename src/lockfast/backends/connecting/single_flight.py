@@ -23,19 +23,28 @@ class SingleFlight(Generic[T]):
         self._name = name
         self.task: asyncio.Task[T] | None = None
 
-    async def run(
-        self, work: Callable[[float], Coroutine[Any, Any, T]], within: float, failed: Callable[[str], Exception]
-    ) -> T:
-        """The result of the work that is under way, or else of `work`, which is passed the time that it may take.
+    @property
+    def under_way(self) -> bool:
+        return self.task is not None and not self.task.done()
 
-        Raises what `failed` makes of work that takes too long, or that was cancelled: client libraries start tasks of
-        their own for it, and a program that cancels all tasks cancels those too.
-        """
+    def start(self, work: Callable[[float], Coroutine[Any, Any, T]], within: float) -> asyncio.Task[T]:
+        """The task that is under way, or else a new one of `work`, which is passed the time that it may take."""
         task = self.task
         if task is None or task.done():
             loop = asyncio.get_running_loop()
             task = self.task = background_task(loop, work(max(within, MIN_WORK_S)), self._name)
             task.add_done_callback(seen)
+        return task
+
+    async def run(
+        self, work: Callable[[float], Coroutine[Any, Any, T]], within: float, failed: Callable[[str], Exception]
+    ) -> T:
+        """The result of the work that is under way, or else of `work`, as in `start`.
+
+        Raises what `failed` makes of work that takes too long, or that was cancelled: client libraries start tasks of
+        their own for it, and a program that cancels all tasks cancels those too.
+        """
+        task = self.start(work, within)
         await asyncio.wait({task}, timeout=within)
         if not task.done():
             raise failed("no answer in time")

@@ -201,9 +201,13 @@ class RedisBackend:
         return _info(key, await self._driver.question(keys[0], request, within, script("inspect")))
 
     async def break_(self, key: str, *, within: float) -> LockInfo:
-        keys = keys_of(key)
-        request = call(script("inspect"), keys, ("break", *self._now()))
-        return _info(key, await self._driver.run(script("inspect"), keys[0], request, within))
+        info, _ = await self._break(key, within)
+        return info
+
+    async def _break(self, key: str, within: float) -> tuple[LockInfo, dict[str, float]]:
+        """What was there, and by claim for how many seconds it would have held."""
+        answer = await self._run("inspect", key, ("break", *self._now()), within)
+        return _info(key, answer), {_text(id): left / MICRO for id, *_, left, _ in answer[0]}
 
     async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
         found = await self._driver.scan(pattern_of(prefix), within)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, Final
 
 from lockfast._bounded import BoundedDict
@@ -19,7 +20,7 @@ from lockfast.backends.redlock.io.fanout import Enough, Fanout, Verb, all_of_the
 from lockfast.backends.redlock.observing import Observations
 from lockfast.backends.redlock.quorum import Node, Quorum, ignore
 from lockfast.backends.redlock.renewals import QuorumRenewals
-from lockfast.backends.redlock.tally import answers, merged
+from lockfast.backends.redlock.tally import answers, broken_holders, merged
 from lockfast.backends.redlock.votes import MAX_HISTORIES, Votes
 from lockfast.errors import BackendUnavailable
 
@@ -166,15 +167,23 @@ class QuorumBackend(Votes, WithoutValues):
         return self._merged(key, await self._question(verbs, f"{key!r}", within))
 
     async def break_(self, key: str, *, within: float) -> LockInfo:
-        verbs = [node.break_(key, within=within) for node in self._nodes]
-        return self._merged(key, await self._question(verbs, f"{key!r}", within))
+        """Its holds are ended, and then refused: a holder that learns of it later finds no server to renew them at."""
+        until = self._fanout.now() + within
+        verbs: builtins.list[Verb] = [node.end_holds(key, within=within) for node in self._nodes]
+        results = await self._question(verbs, f"{key!r}", within)
+        before = self._merged(key, [one.info if has_answered(one) else one for one in results])
+        for id, seconds in broken_holders(before, results).items():
+            left = self._quorum.time_left(until)
+            verbs = [node.refuse(key, id, seconds=seconds, within=left) for node in self._nodes]
+            await self._question(verbs, f"{key!r}", left)
+        return before
 
     def _merged(self, key: str, results: Sequence[Any]) -> LockInfo:
         return merged(key, results, [node.name for node in self._nodes])
 
     async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
         verbs = [node.list(prefix, within=within) for node in self._nodes]
-        results = await self._question(verbs, f"names with {prefix!r}", within)
+        results = await self._question(verbs, f"names with {prefix!r}", inf)  # each request is limited, not all of them
         found = [{info.name: info for info in one} if has_answered(one) else one for one in results]
         keys = sorted({key for one in found if isinstance(one, dict) for key in one})
         infos = [self._merged(key, [_info(one, key) for one in found]) for key in keys]
@@ -184,7 +193,8 @@ class QuorumBackend(Votes, WithoutValues):
         until = (self._quorum.longest_ttl or USUAL_TTL_S) if self._quorum.rejoin is None else self._quorum.rejoin
         healths = zip(await self._fanout.check_up(), self._nodes, strict=True)
         return [
-            health._replace(excluded_for=max(0.0, until - node.age()) * health.reachable) for health, node in healths
+            health._replace(excluded_for=max(0.0, until - node.age())) if health.reachable else health
+            for health, node in healths
         ]
 
     async def _question(self, verbs: Sequence[Verb], what: str, within: float) -> builtins.list[Any]:

@@ -18,6 +18,7 @@ from lockfast.backends.redis.io.resp import command, words
 from lockfast.backends.redis.io.router import Connections, RedisDriver
 from lockfast.backends.redis.requests import Prepared, script, source
 from lockfast.backends.redlock.io.members import Member
+from lockfast.backends.redlock.tally import BrokenHolds
 from lockfast.errors import BackendUnavailable
 
 # Each connection loads them first: a vote that comes after the others is not asked for again.
@@ -112,6 +113,14 @@ class RedisNode(RedisBackend):
             words(*now, *self._asked[claim.id]),
         )
         return await self._driver.run(prepared.script, prepared.key, request, within)
+
+    async def end_holds(self, key: str, *, within: float) -> BrokenHolds:
+        return BrokenHolds(*await self._break(key, within))
+
+    async def refuse(self, key: str, id: str, *, seconds: float, within: float) -> None:
+        """End what that claim holds, and grant it nothing for so long."""
+        now = self._now() or (b"",)
+        await self._run("abandon", key, (id, 1, *now, requests.micros(seconds)), within)
 
     async def record_fence(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool:
         """From now on the claim's hold has that fence, and later ones are higher. False if its hold has neither."""

@@ -1,6 +1,6 @@
 """What an observer of a quorum sees: a majority's changes, each reported once and in order.
 
-Decides: when a holder counts as holding, or as gone, from the changes that each server reports.
+Decides: when a holder counts as holding, or its hold as over, from the changes that each server reports.
 """
 
 from __future__ import annotations

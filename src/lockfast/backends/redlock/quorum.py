@@ -12,12 +12,12 @@ from typing import Any, Final, Protocol
 from lockfast._model import Busy, Claim, Grant, LockInfo, Observation, Renewal
 from lockfast._time import format_duration
 from lockfast.backends.redlock.io.fanout import PENDING, Fanout
-from lockfast.backends.redlock.tally import Tally, answers
+from lockfast.backends.redlock.tally import BrokenHolds, Tally, answers
 from lockfast.errors import BackendUnavailable
 
 MIN_ROUND_S: Final = 0.01  # what a round has at least, if there is no time left
 
-_WHY_KEPT_OUT: Final = (
+_WHY_EXCLUDED: Final = (
     "a server that started less than a ttl ago may have forgotten a lease that is still held. If the servers are new, "
     "connect with rejoin=0 (in a URL: ?rejoin=0): they count at once then, and one that loses its data can let a "
     "second holder in"
@@ -46,7 +46,8 @@ class Node(Protocol):
     async def observe(self, claim: Claim, *, after: int, within: float) -> Observation: ...
     async def inspect(self, key: str, *, within: float) -> LockInfo: ...
     async def list(self, prefix: str, *, within: float) -> list[LockInfo]: ...
-    async def break_(self, key: str, *, within: float) -> LockInfo: ...
+    async def end_holds(self, key: str, *, within: float) -> BrokenHolds: ...
+    async def refuse(self, key: str, id: str, *, seconds: float, within: float) -> None: ...
 
 
 class Quorum:
@@ -55,48 +56,51 @@ class Quorum:
         self.fanout = fanout
         self.rejoin = rejoin
         self.majority = len(nodes) // 2 + 1
-        self.longest_ttl = 0.0  # that was asked for: what a server may have forgotten is over after that
+        self.longest_ttl = 0.0  # that was asked for, by an extend too: what a server may have forgotten ends by then
 
     def time_left(self, until: float) -> float:
         return max(MIN_ROUND_S, until - self.fanout.now())
 
     def counts(self, node: Node, claim: Claim) -> bool:
-        kept_out = self.kept_out_for(claim)
-        return kept_out <= 0 or node.age() >= kept_out
+        excluded = self.excluded_for(claim)
+        return excluded <= 0 or node.age() >= excluded
 
-    def kept_out_for(self, claim: Claim) -> float:
+    def excluded_for(self, claim: Claim) -> float:
         """Seconds for which a server that restarted does not count."""
         self.longest_ttl = max(self.longest_ttl, claim.terms.ttl)
         return self.longest_ttl if self.rejoin is None else self.rejoin
 
     def clean_up_later(self, claim: Claim, number: int) -> None:
-        """A server that is gone forgets the claim as soon as it is back, if that is before the claim expires."""
+        """An unreachable server forgets the claim as soon as it can be reached, if that is before the claim expires."""
         node, until = self.nodes[number], self.fanout.now() + claim.terms.ttl
         self.fanout.retry_later(number, claim.id, lambda: node.abandon(claim, within=1.0), until)
 
     def no_majority(self, claim: Claim, results: Sequence[Any], votes: Tally) -> BackendUnavailable:
-        until, name = self.kept_out_for(claim), claim.terms.name
+        until, name = self.excluded_for(claim), claim.terms.name
         left = {node: max(0.0, until - self.nodes[node].age()) for node in votes.granted}
         young = [_young(self.nodes[node], left[node]) for node in votes.granted if node not in votes.counted]
         if not young:
             return self.too_few(results, f"lock {name!r} cannot be asked for")
         if len(left) < self.majority or answers(results) < len(results):  # others may be back before these count
-            return self.too_few(results, f"lock {name!r} cannot be asked for", [*young, _WHY_KEPT_OUT])
+            return self.too_few(results, f"lock {name!r} cannot be asked for", [*young, _WHY_EXCLUDED])
         soonest = sorted(left.values())[self.majority - 1]
         return BackendUnavailable(
             f"lock {name!r} cannot be granted for another {format_duration(soonest)}: "
-            f"{'; '.join(young)}; {_WHY_KEPT_OUT}",
+            f"{'; '.join(young)}; {_WHY_EXCLUDED}",
             name=name,
             retry_after=soonest,
         )
 
-    def too_few(self, results: Sequence[Any], what: str, also: Sequence[str] = ()) -> BackendUnavailable:
+    def too_few(
+        self, results: Sequence[Any], what: str, also: Sequence[str] = (), do: str = "answer"
+    ) -> BackendUnavailable:
+        """The error for `what` cannot be done, because fewer servers than a majority `do` what is needed."""
         errors = [answer for answer in results if answer.__class__ is BackendUnavailable]
         silent = [f"{self.nodes[node].name} is not waited for" for node, one in enumerate(results) if one is PENDING]
         reasons = "; ".join([*map(str, errors), *silent, *also])
         final = len(errors) > len(self.nodes) - self.majority and not any(error.transient for error in errors)
         return BackendUnavailable(
-            f"{what}: fewer than {self.majority} of the {len(self.nodes)} lock servers answer ({reasons})",
+            f"{what}: fewer than {self.majority} of the {len(self.nodes)} lock servers {do} ({reasons})",
             transient=not final,
         )
 

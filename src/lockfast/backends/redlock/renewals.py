@@ -14,6 +14,7 @@ from lockfast._model import Claim, Grant, Renewal
 from lockfast.backends.redlock.io.fanout import has_answered
 from lockfast.backends.redlock.quorum import Node, Quorum, ignore
 from lockfast.backends.redlock.tally import answers, by_lease, kept
+from lockfast.errors import BackendUnavailable
 
 FULL_ROUND_EVERY: Final = 4  # one of so many renewals waits for the slowest server too: it may have lost what it held
 MAX_ENDED: Final = 10_000
@@ -33,6 +34,8 @@ class QuorumRenewals:
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> list[bool | None]:
         self._number += 1
+        longest = max(renewal.ttl for renewal in batch)  # `extend` may ask for more than the grant had
+        self._quorum.longest_ttl = max(self._quorum.longest_ttl, longest)
         wanted = len(self._nodes) if self._number % FULL_ROUND_EVERY == 0 else self._quorum.majority
 
         def enough(results: Sequence[Any]) -> bool:
@@ -40,24 +43,48 @@ class QuorumRenewals:
 
         verbs = [node.renew(batch, within=within) for node in self._nodes]
         results = await self._fanout.ask(verbs, enough, within=within)
-        if not any(map(has_answered, results)):
-            raise self._quorum.too_few(results, "leases cannot be renewed")
         votes = by_lease(results, len(batch))
-        verdicts = [kept(each, len(self._nodes)) for each in votes]
-        lost: dict[int, list[Renewal]] = {}  # by node
-        for renewal, each, verdict in zip(batch, votes, verdicts, strict=True):
-            if verdict:  # else a majority may have seen it broken: then no server takes it again
-                for number in [number for number, vote in enumerate(each) if vote is False]:
-                    lost.setdefault(number, []).append(renewal)
+        lost = self._to_regain(batch, votes)
         if lost:
-            await self._repair(lost, within)
+            regained = await self._repair(lost, within)
+            for renewal, each in zip(batch, votes, strict=True):
+                for number in lost:
+                    if has_answered(regained[number]) and renewal.claim.id in regained[number]:
+                        each[number] = True
+        verdicts = [kept(each, len(self._nodes)) for each in votes]
+        if verdicts.count(None) == len(verdicts):
+            raise self._unknown(batch, results)
         return verdicts
+
+    def _to_regain(self, batch: Sequence[Renewal], votes: Sequence[Sequence[bool | None]]) -> dict[int, list[Renewal]]:
+        """By node: leases that a majority still has, or may have, and this node does not.
+
+        Their holder is in time, so no other claim can hold a majority: a vote that was missing may take the place of
+        one that cannot be reached. Not the vote of a server that restarted: it may have forgotten a break.
+        """
+        lost: dict[int, list[Renewal]] = {}
+        for renewal, each in zip(batch, votes, strict=True):
+            if False in each and True in each and (verdict := kept(each, len(self._nodes))) is not False:
+                for number, node in enumerate(self._nodes):
+                    if each[number] is False and (verdict or self._quorum.counts(node, renewal.claim)):
+                        lost.setdefault(number, []).append(renewal)
+        return lost
 
     def _kept(self, results: Sequence[Any], leases: int) -> list[bool | None]:
         return [kept(votes, len(self._nodes)) for votes in by_lease(results, leases)]
 
-    async def _repair(self, lost: dict[int, list[Renewal]], within: float) -> None:
-        """A node lost holds, or never had them: it takes them again where it is free."""
+    def _unknown(self, batch: Sequence[Renewal], results: Sequence[Any]) -> BackendUnavailable:
+        """Of none of these leases a majority says that it is kept, or that it is not."""
+        what = "leases cannot be renewed" if len(batch) > 1 else f"lock {batch[0].claim.terms.name!r} cannot be renewed"
+        if answers(results) < self._quorum.majority:
+            return self._quorum.too_few(results, what)
+        without = [
+            node.name for node, one in zip(self._nodes, results, strict=True) if has_answered(one) and True not in one
+        ]
+        return self._quorum.too_few(results, what, [f"{name} does not have it" for name in without], do="have it")
+
+    async def _repair(self, lost: dict[int, list[Renewal]], within: float) -> list[Any]:
+        """A node lost holds, or never had them: it takes them again where it is free. By node: the claims it took."""
         until = self._fanout.now() + REPAIR_S
         verbs = [
             self._vote_again(node, lost[number], until, within) if number in lost else None
@@ -67,24 +94,31 @@ class QuorumRenewals:
         def enough(results: Sequence[Any]) -> bool:
             return answers(results) >= len(lost)
 
-        await self._fanout.ask(verbs, enough, within=within, late=ignore)
+        return await self._fanout.ask(verbs, enough, within=within, late=ignore)
 
-    async def _vote_again(self, node: Node, lost: Sequence[Renewal], until: float, within: float) -> None:
+    async def _vote_again(self, node: Node, lost: Sequence[Renewal], until: float, within: float) -> set[str]:
         """As often as there is time for; the rest comes with the next renewal."""
+        regained = set()
         for number, (claim, ttl, fence) in enumerate(lost):
             if number and self._fanout.now() >= until:
                 break
-            await self._vote_again_for(node, Claim(claim.id, claim.terms._replace(ttl=ttl)), fence, within)
+            if await self._vote_again_for(node, Claim(claim.id, claim.terms._replace(ttl=ttl)), fence, within):
+                regained.add(claim.id)
+        return regained
 
-    async def _vote_again_for(self, node: Node, claim: Claim, fence: int, within: float) -> None:
+    async def _vote_again_for(self, node: Node, claim: Claim, fence: int, within: float) -> bool:
+        """Whether the node has it now, with that fence."""
         if claim.id in self._ended:
-            return
+            return False
         try:
             answer = await node.vote(claim, fence=fence, order=fence, enqueue=False, within=within)
         except BaseException:
             node.mark_in_doubt(claim.id)  # it may still arrive, after the release
             raise
+        has_it = isinstance(answer, Grant)
         if isinstance(answer, Grant) and answer.fence != fence:
-            await node.record_fence(claim, fence=fence, instead_of=answer.fence, within=within)
+            has_it = await node.record_fence(claim, fence=fence, instead_of=answer.fence, within=within)
         if claim.id in self._ended:
             await node.abandon(claim, within=within)
+            return False
+        return has_it

@@ -27,6 +27,13 @@ class Tally(NamedTuple):
         return len(self.counted) + len(self.busy)
 
 
+class BrokenHolds(NamedTuple):
+    """What one server had before a break."""
+
+    info: LockInfo
+    left: dict[str, float]  # by claim: seconds for which it would have held
+
+
 def tally(results: Sequence[Any], counts: Sequence[bool]) -> Tally:
     granted = {node: answer for node, answer in enumerate(results) if answer.__class__ is Grant}
     busy = {node: answer for node, answer in enumerate(results) if answer.__class__ is Busy}
@@ -103,6 +110,13 @@ def merged(key: str, results: Sequence[Any], nodes: Sequence[str]) -> LockInfo:
     queues = sorted((_queue(info, holders) for info in infos), key=len, reverse=True)
     queue = queues[min(majority, len(queues)) - 1]
     return LockInfo(key, tuple(holders), len(queue), queue, damage)
+
+
+def broken_holders(before: LockInfo, results: Sequence[Any]) -> dict[str, float]:
+    """By claim that may have held at a majority: seconds after which it is over for certain."""
+    broken = [one for one in results if has_answered(one)]
+    left = {holder.claim_id: max(one.left.get(holder.claim_id, 0.0) for one in broken) for holder in before.holders}
+    return {id: seconds for id, seconds in left.items() if seconds > 0.0}  # without a hold that could not be read
 
 
 def _is_damaged(info: Any) -> bool:

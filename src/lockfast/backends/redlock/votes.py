@@ -124,7 +124,7 @@ class Votes:
             if any([one.__class__ is ReplyError and kind_of(one) == "NOSCRIPT" for one in results]):  # noqa: C419
                 load = [self._nodes[0].load_quick_vote] * len(self._nodes)  # an operator has flushed the scripts
                 await self._fanout.ask(load, all_of_them, within=within)
-        if votes >= self._quorum.majority and self._quorum.kept_out_for(claim) > 0:
+        if votes >= self._quorum.majority and self._quorum.excluded_for(claim) > 0:
             votes = sum(
                 [one == wanted and self._quorum.counts(self._nodes[node], claim) for node, one in enumerate(results)]
             )

@@ -81,9 +81,12 @@ class BlockingWakeups:
 
     def expect(self, claim: Claim) -> str:
         with self._mutex:
-            self._open_once()
+            if not self._closed:
+                self._open_once()
             if claim.id not in self._waiters:
                 self._waiters[claim.id] = _Waiter()
+            if self._closed:  # while its request was under way: no wake-up comes any more
+                self._mark(claim.id)
             return self.address
 
     def expects(self, claim: Claim) -> bool:

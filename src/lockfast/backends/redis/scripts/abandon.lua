@@ -1,5 +1,6 @@
 -- KEYS  see library.lua
 -- ARGV  1 claim   2 "1" if a request of it is in doubt   3 now, or nothing
+--       from Redlock, with 3 "" for nothing:   4 microseconds for which the tombstone stays at least
 local time = redis.call('TIME')
 local wall = time[1] * 1000000 + time[2]
 local now = tonumber(ARGV[3]) or wall
@@ -26,7 +27,7 @@ if watched then
 end
 if ARGV[2] == '1' or (not mine and not waiter and not watched) then
   -- A request of it may still arrive on another connection. The tombstone keeps it from taking effect.
-  tombstones[id] = now + WAITERS_TTL_MS * 1000
+  tombstones[id] = now + math.max(WAITERS_TTL_MS * 1000, tonumber(ARGV[4] or 0))
   count_number()
 end
 save()

@@ -1,7 +1,7 @@
 """A quorum of Redis servers for asyncio: one connection to each for all requests, and one for its wake-ups.
 
-Decides: how the verbs of the nodes go on as replies arrive, with no task for any of them, and when a server that is
-gone is connected to again.
+Decides: how the verbs of the nodes go on as replies arrive, with no task for any of them, and when an
+unreachable server is connected to again.
 Leaves to `redis.io.asyncio_`: how requests share a connection. Leaves to `rounds`: when enough servers have answered.
 """
 
@@ -17,7 +17,8 @@ from lockfast._model import Claim, Health
 from lockfast._refusals import closed_driver
 from lockfast._time import boot_now
 from lockfast._worlds import Clock
-from lockfast._worlds.asyncio_ import background_task, end_tasks
+from lockfast._worlds.asyncio_ import end_tasks
+from lockfast.backends.connecting.single_flight import SingleFlight
 from lockfast.backends.redis.io.asyncio_ import AsyncioConnection, AsyncioSubscription
 from lockfast.backends.redis.io.resp import ReplyError, command, keep_alive, new_channel, refusal, unavailable
 from lockfast.backends.redlock.io.fanout import Enough, Late, NodeConnections, Verbs
@@ -28,7 +29,7 @@ from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.asyncio_ import AsyncioWaiters
 from lockfast.errors import BackendUnavailable
 
-Connect = Callable[[int], Coroutine[Any, Any, None]]  # to one node, for requests or for wake-ups
+Connect = Callable[[int, float], Coroutine[Any, Any, None]]  # to one node, for requests or for wake-ups, in that time
 
 
 class AsyncioNodeConnection(AsyncioConnection):
@@ -57,15 +58,20 @@ class QuorumWaiters(AsyncioWaiters):
     def __init__(self, clock: Clock | None) -> None:
         super().__init__(clock)
         self.address = new_channel(clustered=False)
+        self._closed = False
 
     def expect(self, claim: Claim) -> str:
         self.add_waiter(claim)
+        if self._closed:  # while its request was under way: no wake-up comes any more
+            self.wake(claim.id)
         return self.address
 
     def close(self) -> None:
+        self._closed = True
         self.wake(WAKE_ALL)
 
     def after_fork(self) -> None:
+        self._closed = False
         self.address = new_channel(clustered=False)
         self.reset()
 
@@ -86,7 +92,7 @@ class AsyncioFanout:
     def _forget(self) -> None:
         self._connections: list[AsyncioNodeConnection | None] = [None] * len(self.members)
         self._subscriptions: list[AsyncioNodeSubscription | None] = [None] * len(self.members)
-        self._connecting: dict[tuple[Connect, int], asyncio.Task[None]] = {}
+        self._connecting: dict[tuple[Connect, int], SingleFlight[None]] = {}
         self._retries: dict[int, asyncio.TimerHandle] = {}  # by node: when its clean-ups are tried
         self._is_first = True  # no server has been connected to yet
         for connections in self.node_connections:
@@ -179,48 +185,59 @@ class AsyncioFanout:
         self._after(self._listen, round, node, partial(round.on_reply, node, None))
 
     def _after(self, connect: Connect, round: Round, node: int, go_on: Callable[[], None]) -> None:
-        """Let the round go on once it is connected, or fail it there; at once if the server is known to be gone."""
+        """Let the round go on once it is connected, or fail it there; at once if the server is known as unreachable.
+
+        The round waits no longer than for a reply, though to connect may take longer.
+        """
         member, task = self.members[node], self._task(connect, node)
         if task is None or member.absent:
             round.fail(node, member.out_of_reach())
             return
-        round.over_at = min(round.over_at, round.late_at)  # to connect may take longer than that
+
+        def is_late() -> None:
+            task.remove_done_callback(connected)
+            member.failed()
+            round.fail(node, unavailable(member.name, "did not answer in time"))
 
         def connected(task: asyncio.Task[None]) -> None:
+            timer.cancel()
             error = None if task.cancelled() else task.exception()
             if task.cancelled() or isinstance(error, BackendUnavailable):
                 round.fail(node, error or unavailable(member.name, "was disconnected"))  # type: ignore[arg-type]
             elif node in round.pending:
                 go_on()
 
+        timer = task.get_loop().call_later(self.node_timeout, is_late)
         task.add_done_callback(connected)
 
     # Connections
 
     def _task(self, connect: Connect, node: int) -> asyncio.Task[None] | None:
         """The task that connects; none while it is in vain, or if all is closed: a round may go on for a while then."""
-        member, task = self.members[node], self._connecting.get((connect, node))
-        if task is None and not self._closed and (not member.absent or member.is_due()):
-            task = background_task(asyncio.get_running_loop(), connect(node), "lockfast-node")
-            self._connecting[connect, node] = task
-            task.add_done_callback(partial(self._connected, connect, node))
-        return task
+        member = self.members[node]
+        connecting = self._connecting.setdefault((connect, node), SingleFlight("lockfast-node"))
+        if not connecting.under_way and (self._closed or (member.absent and not member.is_due())):
+            return None
+        return connecting.start(partial(self._connect, connect, node), self.node_timeout)
 
-    def _connected(self, connect: Connect, node: int, task: asyncio.Task[None]) -> None:
-        self._connecting.pop((connect, node), None)
-        if not task.cancelled():
-            (self.members[node].failed if task.exception() else self.members[node].answered)()
+    async def _connect(self, connect: Connect, node: int, within: float) -> None:
+        try:
+            await connect(node, within)
+        except Exception:
+            self.members[node].failed()
+            raise
+        self.members[node].answered()
 
-    async def _dial(self, node: int) -> None:
+    async def _dial(self, node: int, within: float) -> None:
         connection = AsyncioNodeConnection(self.members[node], None, asyncio.get_running_loop())
-        await connection.connect(max(1.0, self.node_timeout))
+        await connection.connect(within)
         if self._closed:
             connection.close()
         self._connections[node] = connection
-        self._clean_ups.start(node, self, max(1.0, self.node_timeout))
+        self._clean_ups.start(node, self, within)
 
-    async def _listen(self, node: int) -> None:
-        wakeups, within = self.node_connections[node].node_wakeups, max(1.0, self.node_timeout)
+    async def _listen(self, node: int, within: float) -> None:
+        wakeups = self.node_connections[node].node_wakeups
 
         def ended() -> None:
             wakeups.subscribed = False
@@ -240,7 +257,7 @@ class AsyncioFanout:
         self._subscriptions[node] = subscription
         wakeups.subscribed = True
 
-    # What could not be sent while a server was gone
+    # What could not be sent while a server was unreachable
 
     def _retry_soon(self, node: int) -> None:
         """Even if nothing else is asked of it: other claims may want what it keeps."""
@@ -273,7 +290,7 @@ class AsyncioFanout:
         self._closed = True
         self.wakeups.close()
         connections = [one for one in (*self._connections, *self._subscriptions) if one is not None]
-        connecting = list(self._connecting.values())
+        connecting = [each.task for each in self._connecting.values()]
         for retry in self._retries.values():
             retry.cancel()
         self._forget()

@@ -2,7 +2,7 @@
 
 Decides: which connections a thread uses, and how long it waits.
 Leaves to `connections`: which request a reply belongs to. Leaves to `stragglers`: replies that no thread waits for, and
-servers that are gone. Leaves to the verbs of the nodes: what is sent.
+unreachable servers. Leaves to the verbs of the nodes: what is sent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from lockfast.backends.redlock.io.subscriptions import QuorumInbox
 from lockfast.backends.wakeups.blocking import BlockingWakeups
 from lockfast.errors import BackendUnavailable
 
-MAX_IDLE_SETS: Final = 16
+MAX_IDLE_SETS: Final = 16  # those that were used lately are kept beside them
+UNUSED_S: Final = 30.0  # after which an idle set beyond that number is closed
 MAX_LATE_CLAIMS: Final = 1000  # of which is known by which connections a vote is under way
 
 
@@ -75,7 +76,8 @@ class BlockingFanout:
                 refuse_wrong(self.members)
             round.start(connections, within, self.node_timeout)
             connections.read_in_turn(round)
-            self._wait(connections, round)
+            if round.pending and not round.is_enough:
+                self._wait(connections, round)
         except BaseException:
             round.drop()
             if connections is not None:
@@ -129,12 +131,18 @@ class BlockingFanout:
                 member.mark_in_doubt(claim)
 
     def _put_back(self, connections: ConnectionSet) -> None:
-        if len(self._idle) < MAX_IDLE_SETS and not self._closed:
-            self._idle.append(connections)
-            if self._closed:  # meanwhile
-                connections.close()
-        else:
+        connections.used_at = self._stragglers.asked_at
+        self._idle.append(connections)
+        if len(self._idle) > MAX_IDLE_SETS:
+            self._close_unused(connections.used_at - UNUSED_S)
+        if self._closed:  # meanwhile
             connections.close()
+
+    def _close_unused(self, since: float) -> None:
+        """Close the set that was used longest ago, if that was before `since`."""
+        with suppress(IndexError):  # other threads may have taken all of them
+            if self._idle[0].used_at < since:
+                self._idle.pop(0).close()
 
     def _fill(self, connections: ConnectionSet, within: float) -> float:
         """Connect where no connection is, all at once: servers that hang take their time together. The time left."""

@@ -49,14 +49,17 @@ class BlockingNodeConnection(BlockingConnection):
 
     def put(self, pending: PendingReply, request: bytes) -> None:
         """Raises OSError."""
-        self.pending.extend([pending] * (pending.replies or 1))
+        if pending.replies:
+            self.pending.extend([pending] * pending.replies)
+        else:
+            self.pending.append(pending)
         self._send(request)
 
     def read(self) -> bool:
         """Hand what has arrived to the rounds; False if the connection has ended."""
         try:
             data = self._receive(_RECEIVE_BYTES)
-            while data and isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
+            while self._tls and data and self._undecrypted():
                 data += self._receive(_RECEIVE_BYTES)  # which no poll would report
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError):
             return True
@@ -72,16 +75,15 @@ class BlockingNodeConnection(BlockingConnection):
             return False
         return True
 
+    def _undecrypted(self) -> bool:
+        return isinstance(self.socket, ssl.SSLSocket) and self.socket.pending() > 0
+
     def end(self, what: str) -> None:
-        """Its requests may still be carried out, and their replies are not read any more."""
+        """Its requests may still be carried out, and their replies are not read any more. No fault of the server."""
         pending, self.pending = self.pending, deque()
         self.close()
         for each in pending:
-            if each.round.claim:
-                self.member.mark_in_doubt(each.round.claim)
-        for each in pending:
-            if not each.done():
-                each.set_exception(unavailable(self.member.name, what))
+            each.give_up(unavailable(self.member.name, what))
 
 
 def at_once(jobs: Sequence[Callable[[], T]]) -> list[T]:
@@ -117,6 +119,7 @@ class ConnectionSet:
     ) -> None:
         self.connections: list[BlockingNodeConnection | None] = [None] * len(members)
         self.closed = False
+        self.used_at = 0.0
         self._members = members
         self._subscribe = subscribe
         self._to_subscribe: list[tuple[Round, int]] = []
@@ -161,13 +164,13 @@ class ConnectionSet:
         waiting, self._to_subscribe = self._to_subscribe, []
         started = boot_now()
         errors = self._subscribe([node for _, node in waiting], waiting[0][0].over_at - started)
+        for round in {round for round, _ in waiting}:
+            round.late_at += boot_now() - started  # meanwhile no other server was read
         for (round, node), error in zip(waiting, errors, strict=True):
             if error is None:
                 round.on_reply(node, None)
             else:
                 round.fail(node, error)
-        for round in {round for round, _ in waiting}:
-            round.late_at += boot_now() - started  # meanwhile no other server was read
 
     # Replies
 
@@ -181,7 +184,7 @@ class ConnectionSet:
                 continue
             if not connection.read():
                 self.discard(connection.node, "closed the connection")
-            if round.is_decided():
+            if round.is_enough or not round.pending:
                 break
         if boot_now() - round.since > _SOON_S:
             self._polled = _POLLED_ROUNDS

@@ -1,14 +1,13 @@
 """One server of a quorum as one client sees it: where it is, and what is known of it.
 
 Decides: what a server is asked on each new connection, and which servers are refused: replicas, one server under two
-names, and servers that do not say what they are. When a server that is gone is tried again.
+names, and servers that do not say what they are. When an unreachable server is tried again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from lockfast.backends.redis.io.connections import hang_up, is_of_a_closed_conne
 from lockfast.backends.redis.io.endpoints import Address, RedisEndpoint
 from lockfast.backends.redis.io.resp import command, facts_in, unavailable, version_and_role
 from lockfast.backends.redis.io.router import EVICTION_WARNING
+from lockfast.backends.redlock.io.age import ServerAge
 from lockfast.errors import BackendUnavailable
 
 _logger = logging.getLogger("lockfast")
@@ -29,7 +29,6 @@ RETRY_MIN_S: Final = 0.1  # after which a server that could not be reached is tr
 RETRY_MAX_S: Final = 3.0
 _QUESTIONS: Final = ("server", "replication", "persistence", "memory")
 _ANSWERS: Final = len(_QUESTIONS) + 1
-_ALWAYS: Final = -math.inf  # not 0: that is when this machine booted, and a server may be older
 
 
 class Member(RedisEndpoint):
@@ -41,15 +40,14 @@ class Member(RedisEndpoint):
         self._preload = preload  # sent on every connection
         self.run_id = ""
         self.wrong: BackendUnavailable | None = None  # why it cannot be one of a quorum
-        self.accepted = False  # it was right once: if it no longer is, it counts as gone
+        self.accepted = False  # it was right once: if it no longer is, it counts as unreachable
         self._trouble: BackendUnavailable | None = None  # why it could not be connected to when that was last tried
         self.facts: dict[str, str] = {}  # what it said of itself on the last connection
         self.mark_in_doubt: Callable[[str], None] = lambda claim: None  # a request of that claim may arrive late here
         self.failures = 0  # in a row, to connect or to answer in time
         self.try_at = 0.0  # on the boot clock: not connected to before, unless there is no majority without it
         self._failed_at = 0.0
-        self._born_at = _ALWAYS  # on the boot clock: since when it remembers everything
-        self._copied_at = _ALWAYS  # when it was last seen as a replica, which has the data of another
+        self._age = ServerAge()
 
     @property
     def absent(self) -> bool:
@@ -74,7 +72,8 @@ class Member(RedisEndpoint):
         self.failures = 0
 
     def age(self) -> float:
-        return boot_now() - self._born_at
+        """Seconds for which it has remembered every vote, as far as this client can know."""
+        return self._age.at(boot_now())
 
     def out_of_reach(self) -> BackendUnavailable:
         """Why it cannot be asked while no connection to it is tried."""
@@ -84,7 +83,7 @@ class Member(RedisEndpoint):
 
     def _has_trouble(self, error: BackendUnavailable) -> None:
         if not error.transient and (self._trouble is None or self._trouble.transient):
-            _logger.warning("%s; for the quorum it is one that is gone", error)
+            _logger.warning("%s; in the quorum it counts as unreachable", error)
         self._trouble = error.with_traceback(None)
 
     def dial(self, address: Address | None, within: float) -> Any:
@@ -187,17 +186,12 @@ class Member(RedisEndpoint):
         if not self.facts and facts.get("maxmemory", "0") != "0" and facts["maxmemory_policy"] != "noeviction":
             _logger.warning(EVICTION_WARNING, self.name, facts["maxmemory_policy"])
         self.facts = facts
-        same_run = self.run_id == facts["run_id"]
         self.run_id = facts["run_id"]
         keeps_all = facts.get("aof_enabled") == "1" and isinstance(fsync, list) and fsync[1:] == [b"always"]
         # It counts how often the second has changed since it started, which may be one more than have passed.
-        age = max(0.0, float(facts.get("uptime_in_seconds", 0)) - 1.0)
-        if facts.get("role") == "slave":
-            self._copied_at = boot_now()
-        born_at = _ALWAYS if keeps_all else boot_now() - age
-        if same_run:
-            born_at = min(born_at, self._born_at)  # whole seconds: of two estimates the older one is the better one
-        self._born_at = max(self._copied_at, born_at)
+        uptime = max(0.0, float(facts.get("uptime_in_seconds", 0)) - 1.0)
+        is_replica = facts.get("role") == "slave"
+        self._age.on_report(boot_now(), self.run_id, uptime, keeps_all=keeps_all, is_replica=is_replica)
         flaw = self._flaw(facts)
         self.wrong = unavailable(self.name, flaw, transient=False) if flaw else None
         if self.wrong is not None:

@@ -12,7 +12,16 @@ from typing import Any, Final, Protocol
 
 from lockfast._time import boot_now
 from lockfast.backends.redis.io.resp import unavailable
-from lockfast.backends.redlock.io.fanout import PENDING, Enough, Late, Suspended, Verbs, has_answered
+from lockfast.backends.redlock.io.fanout import (
+    PENDING,
+    Enough,
+    Late,
+    Suspended,
+    Verb,
+    Verbs,
+    all_of_them,
+    has_answered,
+)
 from lockfast.backends.redlock.io.members import Member
 from lockfast.errors import BackendUnavailable
 
@@ -61,13 +70,17 @@ class PendingReply:
         self.round.on_reply(self.node, reply)
 
     def set_exception(self, error: BackendUnavailable) -> None:
+        """The server failed to answer."""
+        self.round.members[self.node].failed()
+        self.give_up(error)
+
+    def give_up(self, error: BackendUnavailable) -> None:
         """The request may still be carried out, and its reply is not read any more."""
-        self._done = True
-        member = self.round.members[self.node]
-        member.failed()
         if self.round.claim:
-            member.mark_in_doubt(self.round.claim)
-        self.round.fail(self.node, error)
+            self.round.members[self.node].mark_in_doubt(self.round.claim)
+        if not self._done:
+            self._done = True
+            self.round.fail(self.node, error)
 
 
 class Round:
@@ -87,24 +100,29 @@ class Round:
         self.claim = claim
         self.members = members
         self.results: list[Any] = [PENDING] * len(verbs)
-        self.pending = {node: verb for node, verb in enumerate(verbs) if verb is not None}
+        self.pending: dict[int, Any] = {node: verb for node, verb in enumerate(verbs) if verb is not None}
         self.on_change: Callable[[], None] | None = None  # called with each result
         self.since = 0.0
         self.over_at = math.inf  # the round waits no longer than that
-        self.late_at = math.inf  # a server that has not answered by then counts as gone
+        self.late_at = math.inf  # a server that has not answered the last request by then counts as unreachable
+        self._node_timeout = math.inf
         self.is_dropped = False
-        self._enough = enough
+        self.is_enough = False
+        self._enough = enough if enough is not all_of_them else None
         self._settled = settled
         self._late = late
-        self._is_enough = self._is_settled = self._is_over = False
+        self._is_settled = self._is_over = False
 
     def start(self, transport: Transport, within: float, node_timeout: float) -> None:
         self._transport = transport
         self.since = since = boot_now()
         self.over_at, self.late_at = since + within, since + node_timeout
-        self._is_enough = self._enough(self.results)  # what is known already may be enough
-        for node, verb in list(self.pending.items()):
-            if isinstance(verb, bytes):
+        self._node_timeout = node_timeout
+        pending = list(self.pending.items())
+        if self._enough is not None and len(pending) < len(self.results):  # what is known already may be enough
+            self.is_enough = self._enough(self.results)
+        for node, verb in pending:
+            if verb.__class__ is bytes:
                 transport.send(PendingReply(self, node, 0, since), verb)
             else:
                 self._step(node, verb.send, None)
@@ -112,14 +130,14 @@ class Round:
     def on_reply(self, node: int, reply: Any) -> None:
         """Let the verb of that node run until it stops again. Does nothing if the verb was dropped."""
         verb = self.pending.get(node)
-        if isinstance(verb, bytes):
+        if verb.__class__ is bytes:  # quicker than isinstance, as below
             self._end(node, reply)
         elif verb is not None:
             self._step(node, verb.send, reply)
 
     def fail(self, node: int, error: BackendUnavailable) -> None:
         verb = self.pending.get(node)
-        if isinstance(verb, bytes):
+        if verb.__class__ is bytes:
             self._end(node, error)
         elif verb is not None:
             self._step(node, verb.throw, error)
@@ -133,21 +151,24 @@ class Round:
             self._end(node, failure)
         else:
             if suspended.request:
-                self._transport.send(PendingReply(self, node, suspended.replies, boot_now()), suspended.request)
+                now = boot_now()
+                self.late_at = now + self._node_timeout  # each request of a verb has so long
+                self._transport.send(PendingReply(self, node, suspended.replies, now), suspended.request)
+                if self.on_change is not None and self.over_at <= self.late_at:
+                    self.on_change()  # the round may end before the request is late
             else:
                 self._transport.subscribe(self, node)
 
     def _end(self, node: int, result: Any) -> None:
-        verb = self.pending.pop(node)
-        if not isinstance(verb, bytes):
-            verb.close()
+        del self.pending[node]
         if self._is_over:
             if self._late is not None:
                 self._late(node, result)
             return
         self.results[node] = result
-        if not self._is_enough:
-            self._is_enough = self._enough(self.results)
+        if not self.is_enough:
+            if self._enough is not None:
+                self.is_enough = self._enough(self.results)
             if self._settled is not None and not self._is_settled and self._settled(self.results):
                 self._is_settled = True
                 now = boot_now()
@@ -157,7 +178,7 @@ class Round:
 
     def is_decided(self) -> bool:
         """Enough is known, or all have answered but the servers that a round does not wait for."""
-        if self._is_enough or not self.pending:
+        if self.is_enough or not self.pending:
             return True
         if boot_now() >= self.over_at:
             return True
@@ -168,7 +189,7 @@ class Round:
 
     def close(self) -> list[Any]:
         """The results. The verbs that have none yet are dropped, or go on and are reported to `late`."""
-        if self.pending and not self._is_enough and not self._is_settled:
+        if self.pending and not self.is_enough and not self._is_settled:
             now = boot_now()
             if now >= self.over_at or now >= self.late_at:
                 self._time_out(now >= self.late_at)
@@ -178,10 +199,11 @@ class Round:
             self.drop()
         return self.results
 
-    def _time_out(self, gone: bool) -> None:
-        for node in list(self.pending):
+    def _time_out(self, unreachable: bool) -> None:
+        for node, verb in list(self.pending.items()):
             member = self.members[node]
-            if gone:
+            _close(verb)
+            if unreachable:
                 member.failed()
             if self.claim:
                 member.mark_in_doubt(self.claim)
@@ -191,5 +213,9 @@ class Round:
         """Requests that are under way take effect, and nothing goes on with their replies."""
         pending, self.pending = self.pending, {}
         for verb in pending.values():
-            if not isinstance(verb, bytes):
-                verb.close()
+            _close(verb)
+
+
+def _close(verb: Verb) -> None:
+    if not isinstance(verb, bytes):
+        verb.close()

@@ -1,7 +1,7 @@
 """What a client of a quorum leaves behind: requests that a server could not be sent, replies that are still to come.
 
-Decides: what a server is sent once it can be reached, in both worlds. For threads, also when a server that is gone is
-connected to again: a thread of its own does it, as long as there is something to do, so that a server which is gone
+Decides: what a server is sent once it can be reached, in both worlds. For threads, also when an unreachable server is
+connected to again: a thread of its own does it, as long as there is something to do, so that an unreachable server
 costs its callers their time but once.
 """
 
@@ -23,7 +23,7 @@ from lockfast.backends.redlock.io.rounds import Round, Transport
 from lockfast.errors import BackendUnavailable
 
 MAX_CLEAN_UPS: Final = 1000  # that are kept for each server
-_IDLE_S: Final = 60.0  # after so long without a question, no server that is gone is connected to
+_IDLE_S: Final = 60.0  # after so long without a question, no unreachable server is connected to
 _INTERVAL_S: Final = 0.02
 
 

@@ -7,18 +7,16 @@ Leaves to `wakeups`: which thread reads it.
 from __future__ import annotations
 
 import select
-import socket
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import hiredis
 
 from lockfast._refusals import closed_driver
-from lockfast._time import boot_now
 from lockfast.backends.redis.io.blocking import BlockingConnection
 from lockfast.backends.redis.io.resp import ReplyError, command, keep_alive, refusal
 from lockfast.backends.wakeups import WAKE_ALL
+from lockfast.backends.wakeups.self_pipe import SelfPipe
 
 
 class QuorumInbox:
@@ -30,17 +28,13 @@ class QuorumInbox:
         self._connections: dict[int, tuple[int, BlockingConnection]] = {}  # by file number: which server's
         self._mutex = threading.Lock()  # held while a connection is added, or all are closed
         self._closed = False
-        self._reader, self._writer = socket.socketpair()
-        self._reader.setblocking(False)
-        self._writer.setblocking(False)
-        self.poll = select.poll()
-        self.poll.register(self._reader, select.POLLIN)
+        self._self_pipe = SelfPipe()
+        self.poll, self.notify = self._self_pipe.poll, self._self_pipe.notify
 
     def subscribe(self, node: int, connection: BlockingConnection, within: float) -> None:
         """Raises BackendUnavailable."""
         try:
-            connection.send(command("SUBSCRIBE", self.address), within)
-            (answer,) = connection.replies(1, boot_now() + within)
+            answer = connection.ask(command("SUBSCRIBE", self.address), within)
             if answer.__class__ is ReplyError:
                 raise refusal(connection.name, answer)
         except BaseException:
@@ -58,18 +52,11 @@ class QuorumInbox:
             raise closed_driver(connection.name)
         self.notify()  # the thread that sleeps here does not poll it yet
 
-    def notify(self) -> None:
-        with suppress(OSError):
-            self._writer.send(b"!")
-
     def read(self, ready: Sequence[tuple[int, int]]) -> list[str]:
         claims: list[str] = []
-        for number, _ in ready:
-            if number in self._connections:
+        for number in self._self_pipe.others(ready):
+            if number in self._connections:  # else it was closed meanwhile
                 claims += self._read(number)
-            else:
-                with suppress(BlockingIOError, InterruptedError):
-                    self._reader.recv(4096)
         return claims
 
     def _read(self, number: int) -> list[str]:
@@ -88,8 +75,7 @@ class QuorumInbox:
         """It is the parent's: close only our copy."""
         for _, connection in self._connections.values():
             connection.socket.close()
-        self._reader.close()
-        self._writer.close()
+        self._self_pipe.close()
 
     def close(self) -> None:
         with self._mutex:
@@ -99,5 +85,4 @@ class QuorumInbox:
         for node, connection in connections:
             connection.close()
             self._ended(node)
-        self._reader.close()
-        self._writer.close()
+        self._self_pipe.close()
