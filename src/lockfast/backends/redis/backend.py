@@ -38,7 +38,7 @@ from lockfast.backends.redis import requests
 from lockfast.backends.redis.io.resp import ReplyError, call, command, words
 from lockfast.backends.redis.io.router import Call, RedisDriver
 from lockfast.backends.redis.requests import MICRO, Prepared, keys_of, name_in, pattern_of, script, tagged
-from lockfast.errors import BackendUnavailable
+from lockfast.errors import BackendUnavailable, LimitMismatch
 
 MAX_IN_DOUBT: Final = 10_000  # claims
 MAX_CONTENDED: Final = 4096  # names
@@ -78,8 +78,14 @@ class RedisBackend:
                     self._driver.wakeups.forget(claim)  # an earlier request may have put it into the queue
                     return granted(answer)
             return await self._acquire_or_wait(claim, enqueue, started + within)
+        except LimitMismatch:
+            raise
         except BackendUnavailable as error:
-            if error.sent:  # a cancelled request is not in doubt: later requests arrive after it
+            if error.sent:
+                self._in_doubt.add(id)
+            raise
+        except BaseException:  # cancelled or interrupted
+            if not self._driver.keeps_order(terms.key):
                 self._in_doubt.add(id)
             raise
 
@@ -177,6 +183,9 @@ class RedisBackend:
         try:
             await self._run("abandon", claim.terms.key, (claim.id, in_doubt, *self._now()), within)
             self._in_doubt.discard(claim.id)
+        except BackendUnavailable:
+            self._in_doubt.add(claim.id)  # it is repeated on another connection, and may overtake an earlier request
+            raise
         finally:
             self._driver.wakeups.forget(claim)
 

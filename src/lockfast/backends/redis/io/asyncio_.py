@@ -376,6 +376,10 @@ class AsyncioConnections:
             self._dialling = {}
             self.wakeups.begin_again()
 
+    def keeps_order(self, address: Address | None) -> bool:
+        connection = self._connections.get(address)
+        return connection is not None and connection.alive
+
     def drop(self, address: Address | None) -> None:
         connection = self._connections.pop(address, None)
         if connection is not None:

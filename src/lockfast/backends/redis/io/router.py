@@ -60,6 +60,10 @@ class Connections(Protocol):
         """As `wakeups.expect`, but subscribes first if there is no subscription."""
         ...
 
+    def keeps_order(self, address: Address | None) -> bool:
+        """Whether a request that is sent now is carried out after one that was interrupted just now."""
+        ...
+
     def drop(self, address: Address | None) -> None:
         """Close the connections to that server."""
         ...
@@ -107,6 +111,13 @@ class RedisDriver:
     def ask(self, key: str, request: bytes, within: float) -> Awaitable[Any]:
         """The first half of `run`, without anything that costs time: the reply, or an error reply to `settle`."""
         return self._ask_one(None, request, within) if self._direct else self._ask_node(key, request, within)
+
+    def keeps_order(self, key: str) -> bool:
+        """Whether the next request to the server of that key is carried out after one that was interrupted just now."""
+        try:
+            return self._connections.keeps_order(None if self._map is None else self._map.node_of(key))
+        except BackendUnavailable:  # no node is known to have it
+            return False
 
     async def settle(self, script: Script, key: str, request: bytes, error: Any, within: float) -> Any:
         address = None if self._map is None else self._map.node_of(key)
