@@ -22,9 +22,9 @@ ASKING: Final = b"*1\r\n$6\r\nASKING\r\n"
 
 CLUSTERED: Final = ":cluster:"  # in an address whose wake-ups may arrive through another node
 
-SUSPECT_AFTER_S: Final = (
-    3.0  # seconds without a word on a connection that used to work, after which another one is tried
-)
+SUSPECT_AFTER_S: Final = 1.0  # without a reply on a connection that used to work: then a new connection is made
+_MIN_SUSPECT_AFTER_S: Final = 0.05
+MAX_WAIT_S: Final = 1.0  # for replicas
 _PROBES: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 # Errors that a later request may not meet; every other error stays.
@@ -82,6 +82,27 @@ def call(script: Script, keys: Sequence[str], args: Sequence[str | bytes | int])
 def whole(script: Script, request: bytes) -> bytes:
     """The same request with the text of the script."""
     return request.replace(script.digest, script.text, 1)
+
+
+def suspect_after(within: float) -> float:
+    """For how long a reply is waited for on a connection that used to work before a new connection is made.
+
+    A third of the time: if the old connection leads nowhere, there is time to ask again on the new one.
+    """
+    third = within / 3
+    if third > SUSPECT_AFTER_S:
+        return SUSPECT_AFTER_S
+    return third if third > _MIN_SUSPECT_AFTER_S else min(within, _MIN_SUSPECT_AFTER_S)
+
+
+def wait_for_replicas(within: float) -> float:
+    """For how many seconds the server may wait for its replicas, during which it replies to nothing on a connection."""
+    return min(within / 2, MAX_WAIT_S)
+
+
+def suspect_after_wait(within: float) -> float:
+    """As `suspect_after`, where the server waits for its replicas."""
+    return suspect_after(within) + wait_for_replicas(within)
 
 
 def keep_alive(connected: Any) -> None:

@@ -25,6 +25,7 @@ from lockfast.backends.redis.io.resp import (
     refusal,
     unavailable,
     version_and_role,
+    wait_for_replicas,
     whole,
 )
 from lockfast.backends.wakeups import Wakeups
@@ -151,7 +152,7 @@ class RedisDriver:
 
     def _wait(self, within: float) -> bytes:
         """Ask how many replicas have the writes of this connection."""
-        return command("WAIT", self.replicas, max(1, int(min(within / 2, 1.0) * 1000)))
+        return command("WAIT", self.replicas, max(1, int(wait_for_replicas(within) * 1000)))
 
     async def run_all(
         self, script: Script, calls: Sequence[Call], within: float, *, replicated: bool = False

@@ -15,7 +15,6 @@ from contextlib import suppress
 import hiredis
 
 from lockfast._refusals import closed_driver
-from lockfast._time import boot_now
 from lockfast.backends.redis.io.blocking import BlockingConnection
 from lockfast.backends.redis.io.resp import ReplyError, command, keep_alive, refusal
 from lockfast.backends.wakeups import WAKE_ALL
@@ -39,8 +38,7 @@ class QuorumInbox:
     def subscribe(self, node: int, connection: BlockingConnection, within: float) -> None:
         """Raises BackendUnavailable."""
         try:
-            connection.send(command("SUBSCRIBE", self.address), within)
-            (answer,) = connection.replies(1, boot_now() + within)
+            answer = connection.ask(command("SUBSCRIBE", self.address), within)
             if answer.__class__ is ReplyError:
                 raise refusal(connection.name, answer)
         except BaseException:
