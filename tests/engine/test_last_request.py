@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from lockfast._model import Claim, Grant, Terms
+from lockfast._model import Busy, Claim, Grant, Terms
 from lockfast.engine.acquire import acquire
 from lockfast.engine.core import Engine
 from lockfast.engine.lease import Lease
 from lockfast.engine.request import Request
 from lockfast.engine.retrying import LAST_WITHIN_S, MIN_PAUSE_S
 from lockfast.errors import BackendUnavailable
+from lockfast.primitives.locks import LocksLogic
+from lockfast.primitives.multi import MultiLease
 from lockfast.testing.simulated import SimulatedWorld, Simulation
 from tests.engine.stub import StubBackend
 
@@ -89,3 +91,47 @@ def test_a_server_that_stays_away_is_asked_until_the_end_and_then_no_more(seed: 
     assert started + WAIT - MIN_PAUSE_S <= last <= started + WAIT + MIN_PAUSE_S
     assert max(within for at, within in stage.backend.asked if at > started + WAIT / 2) >= LAST_WITHIN_S - MIN_PAUSE_S
     assert len(stage.backend.asked) < 15
+
+
+class Hangs(StubBackend):
+    """Grants "a", says that "b" is held, and answers nothing from then on."""
+
+    def __init__(self, world: SimulatedWorld) -> None:
+        super().__init__()
+        self._world = world
+        self.hangs = False
+        self.abandoned: list[str] = []
+
+    async def _answer(self, within: float) -> None:
+        if self.hangs:
+            await self._world.pause(within)
+            raise BackendUnavailable("the server did not answer in time")
+
+    async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Any:
+        await self._answer(within)
+        if claim.terms.name == "a":
+            return await super().acquire(claim, enqueue=enqueue, within=within)
+        self.hangs = True
+        return Busy(0, 0.1, holder="another")
+
+    async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
+        await self._answer(within)
+        return await super().release(claim, linger=linger, within=within, successor=successor)
+
+    async def abandon(self, claim: Claim, *, within: float) -> None:
+        await self._answer(within)
+        self.abandoned.append(claim.terms.name)
+
+
+def test_several_names_are_given_up_in_time_though_the_server_hangs() -> None:
+    simulation = Simulation(0)
+    world = SimulatedWorld(simulation, "machine")
+    backend = Hangs(world)
+    locks = LocksLogic(Engine(backend, world, holder="us", patience=10.0), "lockfast")
+    several, started = locks.all(["a", "b"], MultiLease, None, ttl=30, wait=WAIT), simulation.time
+    with pytest.raises(BackendUnavailable):
+        simulation.run_until_done(world.task(several.acquire(), "job"))
+    assert simulation.time <= started + WAIT + 0.1
+    backend.hangs = False
+    simulation.run(simulation.time + 11)
+    assert sorted(backend.abandoned) == ["a", "b"], "nothing is left of them once the server answers again"

@@ -40,6 +40,7 @@ from lockfast.backends.redis.io.router import Call, RedisDriver
 from lockfast.backends.redis.requests import MICRO, Prepared, keys_of, name_in, pattern_of, script, tagged
 from lockfast.errors import BackendUnavailable, LimitMismatch
 
+MIN_WITHIN_S: Final = 0.01
 MAX_IN_DOUBT: Final = 10_000  # claims
 MAX_CONTENDED: Final = 4096  # names
 MAX_INSPECTED_AT_ONCE: Final = 500  # names
@@ -73,7 +74,8 @@ class RedisBackend:
                 request = self._request(prepared, id)
                 answer = await self._driver.ask(prepared.key, request, within)
                 if answer.__class__ is ReplyError:
-                    answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
+                    left = _left(started + within)
+                    answer = await self._driver.settle(prepared.script, prepared.key, request, answer, left)
                 if answer is not None:
                     self._driver.wakeups.forget(claim)  # an earlier request may have put it into the queue
                     return granted(answer)
@@ -94,8 +96,8 @@ class RedisBackend:
         wakeups, terms = self._driver.wakeups, claim.terms
         address = wakeups.address if enqueue else ""
         if enqueue and not (address and wakeups.expects(claim)):
-            address = await self._driver.expect(claim, max(0.01, until - boot_now()))
-        answer = await self._acquire(claim, address, max(0.01, until - boot_now()))
+            address = await self._driver.expect(claim, _left(until))
+        answer = await self._acquire(claim, address, _left(until))
         if answer.__class__ is not list:
             wakeups.forget(claim)
             self._contended.keep(terms.key, answer.endswith(b"+"))
@@ -108,20 +110,17 @@ class RedisBackend:
 
     async def _acquire(self, claim: Claim, address: str, within: float) -> Any:
         prepared = requests.acquire(claim.terms, address)
-        request = self._request(prepared, claim.id)
+        request, until = self._request(prepared, claim.id), boot_now() + within
         if self._driver.replicas:
             answer, replicas = await self._driver.run_replicated(prepared.script, prepared.key, request, within)
             if answer.__class__ is not list and replicas < self._driver.replicas:
                 if b"=" in answer:  # it held before this request, so this one does not undo it
                     raise self._driver.too_few(replicas)
                 with suppress(BackendUnavailable):  # the caller abandons it again
-                    await self.abandon(claim, within=within)
+                    await self.abandon(claim, within=_left(until))
                 raise self._driver.too_few(replicas, transient=False)
             return answer
-        answer = await self._driver.ask(prepared.key, request, within)
-        if answer.__class__ is ReplyError:
-            answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
-        return answer
+        return await self._driver.run(prepared.script, prepared.key, request, within)
 
     async def _run(self, name: str, key: str, args: Sequence[str | bytes | int], within: float) -> Any:
         keys = keys_of(key)
@@ -148,27 +147,25 @@ class RedisBackend:
 
     async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         id, terms = claim
+        until = boot_now() + within
         if id in self._in_doubt:
             freed = await self._release(claim, linger, within, successor)
-            await self.abandon(claim, within=within)  # so that a request in doubt takes no effect
+            await self.abandon(claim, within=_left(until))  # so that a request in doubt takes no effect
             return freed
         if not linger and terms.key not in self._contended:
             prepared = requests.quick_release(terms.key)
             request = self._request(prepared, id)
             answer = await self._driver.ask(prepared.key, request, within)
             if answer.__class__ is ReplyError:
-                answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
+                answer = await self._driver.settle(prepared.script, prepared.key, request, answer, _left(until))
             if answer is not None:
                 return bool(answer == 1)
-        return await self._release(claim, linger, within, successor)
+        return await self._release(claim, linger, _left(until), successor)
 
     async def _release(self, claim: Claim, linger: float, within: float, successor: str) -> bool:
         id, terms = claim
         prepared = requests.release(terms.key, requests.micros(linger), successor)
-        request = self._request(prepared, id)
-        answer = await self._driver.ask(prepared.key, request, within)
-        if answer.__class__ is ReplyError:
-            answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
+        answer = await self._driver.run(prepared.script, prepared.key, self._request(prepared, id), within)
         self._must_be_readable(terms.name, answer)
         self._contended.keep(terms.key, answer == 2)
         return bool(answer)
@@ -190,9 +187,10 @@ class RedisBackend:
             self._driver.wakeups.forget(claim)
 
     async def observe(self, claim: Claim, *, after: int, within: float) -> Observation:
+        until = boot_now() + within
         address = await self._driver.expect(claim, within)
         args: tuple[str | bytes | int, ...] = (claim.id, after, address, *self._now())
-        answer = await self._run("observe", claim.terms.key, args, within)
+        answer = await self._run("observe", claim.terms.key, args, _left(until))
         self._must_be_readable(claim.terms.name, answer[0])
         retry, changes = answer
         retry_after = min(MAX_POLL_S, retry / MICRO) if retry >= 0 else MAX_POLL_S
@@ -351,6 +349,11 @@ def granted(answer: bytes) -> Grant:
     fence, _, acquired = answer.partition(b" ")
     number = int(fence)
     return Grant(number, (int(acquired.partition(b" ")[0]) if acquired else number) / MICRO)
+
+
+def _left(until: float) -> float:
+    """Seconds for the next request of a verb that has sent one already."""
+    return max(MIN_WITHIN_S, until - boot_now())
 
 
 def _moment(nanoseconds: int) -> str:
