@@ -54,6 +54,16 @@ class TestLostOnTheWire(OnAServer):
         assert lost[0].is_set()
         await stage.until(self.free(stage, "x"), "what was granted unheard to be cleaned up")
 
+    async def test_an_acquire_that_was_never_sent_leaves_nothing_to_be_done(self, stage: Stage) -> None:
+        """The server is silent when it is asked what kind of server it is, before all else."""
+        locks = stage.locks()
+        lost = [self.proxy.swallow_reply(to=b"INFO") for _ in range(20)]  # more than it asks
+        with pytest.raises(BackendUnavailable) as caught:
+            await locks.lock("x", ttl=HOUR, wait=0.2).take()
+        assert lost[0].is_set()
+        assert not caught.value.sent
+        assert not locks.raw._logic.engine.unfinished
+
     async def test_a_lost_reply_to_a_release_is_not_taken_for_a_loss(self, stage: Stage) -> None:
         locks = await self.ready(stage)
         lease = await locks.lock("x").take()

@@ -31,10 +31,12 @@ from lockfast.backends.redis.io.resp import (
     keep_alive,
     new_channel,
     no_connection,
+    probe,
     refusal,
     suspect_after,
     suspect_after_wait,
     unavailable,
+    unsent,
 )
 from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.asyncio_ import AsyncioWaiters
@@ -104,7 +106,7 @@ class AsyncioConnection(asyncio.Protocol):
         self.alive = True
         if self._transport.is_closing() or redis_py._reader.at_eof():  # which was reported to redis-py only
             self.close()
-            raise unavailable(self._name, "closed the connection after the handshake")
+            raise unavailable(self._name, "closed the connection after the handshake", sent=False)
 
     @property
     def socket(self) -> Any:
@@ -285,6 +287,17 @@ class AsyncioRedisWakeups(AsyncioWaiters):
         self.add_waiter(claim)
         return self.address
 
+    async def check(self, connection: AsyncioConnection, within: float) -> None:
+        """Behind a load balancer it may lead to another server than before. Then the subscription moves there too."""
+        subscription = self.subscription
+        if subscription is None or not subscription.alive or self._endpoint.clustered:
+            return
+        try:
+            if await connection.ask(probe(self._channel), within) == 0:
+                subscription.close()  # which wakes all waiters
+        except BackendUnavailable as error:
+            raise unsent(error) from error.__cause__
+
     async def subscribe(self, address: Address | None, within: float) -> None:
         failed = partial(no_connection, self._endpoint.url_of(address))
         await self.opening.run(partial(self._subscribe, address), within, failed)
@@ -387,12 +400,18 @@ class AsyncioConnections:
             await dialling.run(partial(self._dial, address), within, failed)  # redis-py swallows cancellations
             connection = self._connections.get(address)
             if connection is None or not connection.alive:
-                raise unavailable(str(address or self.endpoint.name), "closed the connection right after it was made")
+                name = str(address or self.endpoint.name)
+                raise unavailable(name, "closed the connection right after it was made", sent=False)
         return connection
 
     async def _dial(self, address: Address | None, within: float) -> None:
         connection = RequestConnection(self, address)
-        await connection.connect(within)
+        try:
+            await connection.connect(within)
+            await self.wakeups.check(connection, within)
+        except BaseException:
+            connection.close()
+            raise
         if self._closed:
             connection.close()
         self._connections[address] = connection
@@ -413,6 +432,7 @@ class AsyncioConnections:
         connection = RequestConnection(self, address)
         try:
             await connection.connect(_GREET_WITHIN_S)
+            await self.wakeups.check(connection, _GREET_WITHIN_S)
             await asyncio.sleep(silent.loop.time() - started)
             if self._connections.get(address) is silent and not self._closed and silent.is_silent_since(started):
                 self._connections[address] = connection

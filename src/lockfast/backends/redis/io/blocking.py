@@ -30,10 +30,12 @@ from lockfast.backends.redis.io.resp import (
     keep_alive,
     new_channel,
     no_connection,
+    probe,
     refusal,
     suspect_after,
     suspect_after_wait,
     unavailable,
+    unsent,
 )
 from lockfast.backends.redis.io.router import RedisDriver
 from lockfast.backends.wakeups import WAKE_ALL
@@ -164,6 +166,11 @@ class BlockingSubscription:
             return [WAKE_ALL]  # wake-ups since then are lost
         return [message[2].decode(errors="replace") for message in messages if message[0] == b"message"]
 
+    def end(self) -> None:
+        """From any thread: the one that polls finds the end of the stream, and wakes all waiters."""
+        with suppress(OSError):
+            self._connection.socket.shutdown(socket.SHUT_RDWR)
+
     def abandon(self) -> None:
         """In the child of a fork: close our copy of the parent's connection."""
         self._connection.socket.close()
@@ -185,6 +192,7 @@ class BlockingConnections:
         self._channel = new_channel(clustered=self._endpoint.clustered)
         self._idle: dict[Address | None, list[BlockingConnection]] = {}
         self._opening = threading.RLock()
+        self._subscription: BlockingSubscription | None = None  # the last one
         self._closed = False
 
     @property
@@ -206,7 +214,8 @@ class BlockingConnections:
     def _subscribe(self, address: Address | None, within: float) -> None:
         connection = self._dial(address, within)
         try:
-            self._wakeups.attach(BlockingSubscription(connection, self._channel, within))
+            self._subscription = BlockingSubscription(connection, self._channel, within)
+            self._wakeups.attach(self._subscription)
         except BaseException:
             connection.close()
             raise
@@ -221,6 +230,22 @@ class BlockingConnections:
         if self._closed:
             raise closed_driver(self._endpoint.name)
         return BlockingConnection(self._endpoint, address, within)
+
+    def _dial_for_requests(self, address: Address | None, within: float) -> BlockingConnection:
+        """Behind a load balancer it may lead to another server than before. Then the subscription moves there too."""
+        until = boot_now() + within
+        connection, subscription = self._dial(address, within), self._subscription
+        if subscription is None or subscription.broken or self._endpoint.clustered:
+            return connection
+        try:
+            if connection.ask(probe(self._channel), max(_MIN_WITHIN_S, until - boot_now())) == 0:
+                subscription.end()
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, BackendUnavailable):
+                raise unsent(error) from error.__cause__
+            raise
+        return connection
 
     def _put_back(self, address: Address | None, connection: BlockingConnection) -> None:
         idle = self._idle.get(address)
@@ -268,7 +293,7 @@ class BlockingConnections:
     def _ask_first(self, address: Address | None, request: bytes, replies: int, within: float) -> list[Any]:
         """On a new connection."""
         until = boot_now() + within
-        connection = self._dial(address, within)
+        connection = self._dial_for_requests(address, within)
         answers: list[Any] = []
         try:
             connection.send(request, max(_MIN_WITHIN_S, until - boot_now()))
@@ -318,7 +343,7 @@ class BlockingConnections:
         if within <= 0:
             return None
         try:
-            self._put_back(address, self._dial(address, within))
+            self._put_back(address, self._dial_for_requests(address, within))
         except BackendUnavailable as error:
             return error
         return None

@@ -69,6 +69,11 @@ def new_channel(*, clustered: bool) -> str:
     return f"lockfast:wake{CLUSTERED if clustered else ':'}{uuid4().hex}"
 
 
+def probe(channel: str) -> bytes:
+    """A request whose reply is on how many connections to that server our wake-ups arrive. It wakes no waiter."""
+    return command("PUBLISH", channel, "")
+
+
 def command(*values: str | bytes | int) -> bytes:
     """A whole request."""
     return b"*%d\r\n%b" % (len(values), words(*values))
@@ -114,8 +119,14 @@ def keep_alive(connected: Any) -> None:
                 connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def unavailable(server: str, what: str, *, transient: bool = True) -> BackendUnavailable:
-    return BackendUnavailable(f"the lock server {server} {what}", transient=transient)
+def unavailable(server: str, what: str, *, transient: bool = True, sent: bool = True) -> BackendUnavailable:
+    return BackendUnavailable(f"the lock server {server} {what}", transient=transient, sent=sent)
+
+
+def unsent(error: BackendUnavailable) -> BackendUnavailable:
+    """What failed had to come before the request, of which nothing was sent."""
+    error.sent = False
+    return error
 
 
 def no_connection(url: str, reason: str, *, transient: bool = True) -> BackendUnavailable:

@@ -24,6 +24,7 @@ from lockfast.backends.redis.io.resp import (
     kind_of,
     refusal,
     unavailable,
+    unsent,
     version_and_role,
     wait_for_replicas,
     whole,
@@ -100,14 +101,17 @@ class RedisDriver:
         address = None if self._map is None else self._map.any()
         try:
             return await self._connections.expect(claim, address, within)
-        except BackendUnavailable:
+        except BackendUnavailable as error:
             self._lost_track(address)
-            raise
+            raise unsent(error) from error.__cause__
 
     async def run(self, script: Script, key: str, request: bytes, within: float) -> Any:
         """Run one script, on the server that has the key. Raises BackendUnavailable."""
+        until = boot_now() + within
         answer = await self.ask(key, request, within)
-        return await self.settle(script, key, request, answer, within) if answer.__class__ is ReplyError else answer
+        if answer.__class__ is ReplyError:
+            answer = await self.settle(script, key, request, answer, max(0.01, until - boot_now()))
+        return answer
 
     def ask(self, key: str, request: bytes, within: float) -> Awaitable[Any]:
         """The first half of `run`, without anything that costs time: the reply, or an error reply to `settle`."""
@@ -136,6 +140,7 @@ class RedisDriver:
 
     async def run_replicated(self, script: Script, key: str, request: bytes, within: float) -> tuple[Any, int]:
         """As `run`, and the number of replicas that have it too."""
+        until = boot_now() + within
         within = await self._get_ready(within)
         address = None if self._map is None else self._map.node_of(key)
         wait = self._wait(within)
@@ -145,7 +150,8 @@ class RedisDriver:
             self._lost_track(address)
             raise
         if answer.__class__ is ReplyError:
-            answer, replicas = await self._settle(script, request, answer, address, within, wait)
+            left = max(0.01, until - boot_now())
+            answer, replicas = await self._settle(script, request, answer, address, left, wait)
         if replicas.__class__ is ReplyError:
             raise self._refused(replicas, address)
         return answer, replicas
@@ -331,10 +337,13 @@ class RedisDriver:
         if self._greeted and (self._map is None or not self._map.stale):
             return within
         until = boot_now() + within
-        if not self._greeted:
-            await self._greet(within)
-        elif self._map is not None:
-            await self._learn(within)
+        try:
+            if not self._greeted:
+                await self._greet(within)
+            elif self._map is not None:
+                await self._learn(within)
+        except BackendUnavailable as error:
+            raise unsent(error) from error.__cause__
         return max(0.01, until - boot_now())
 
     async def identify(self, within: float) -> tuple[str, str]:
