@@ -24,7 +24,7 @@ LAST_WITHIN_S: Final = 0.1  # that the last pause but one leaves: to connect aga
 def pause_for_retry(engine: Engine, failures: int, left: float) -> float | None:
     """Seconds until a request is repeated that has failed so many times, where `left` seconds are left for it.
 
-    A pause never ends after that: a server that is back is asked before the caller gives up. None if it is time for that.
+    A pause never ends after that: a server that is back is asked before the caller gives up. None: give up now.
     """
     if left < MIN_PAUSE_S:
         return None

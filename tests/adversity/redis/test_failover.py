@@ -112,7 +112,7 @@ class TestBehindALoadBalancer(Anywhere):
         self.fail_over()
         await locks.lock("another", ttl=HOUR).take()
         await stage.until(
-            lambda: self.replica.command("PUBSUB", "NUMSUB", channel)[1] == 1, "the new primary to have the subscription"
+            lambda: self.replica.command("PUBSUB", "NUMSUB", channel)[1] == 1, "the subscription at the new primary"
         )
         assert await holder.release()
         assert (await waiter.result()).fence > holder.fence

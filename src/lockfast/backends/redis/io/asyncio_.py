@@ -15,8 +15,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import hiredis
-
 from lockfast._model import Claim
 from lockfast._refusals import closed_driver
 from lockfast._worlds import Clock
@@ -26,10 +24,12 @@ from lockfast.backends.redis.io.endpoints import Address, RedisEndpoint
 from lockfast.backends.redis.io.resp import (
     NOTHING,
     SUSPECT_AFTER_S,
+    ProtocolError,
     ReplyError,
     command,
     keep_alive,
     new_channel,
+    new_reader,
     no_connection,
     probe,
     refusal,
@@ -81,7 +81,7 @@ class AsyncioConnection(asyncio.Protocol):
         self.loop = loop
         self._future = loop.create_future
         self._time = loop.time
-        reader = hiredis.Reader(notEnoughData=NOTHING)
+        reader = new_reader()
         self._feed, self._gets = reader.feed, reader.gets
         # With the time of the request, and the time at which it is given up:
         self._unanswered: deque[tuple[asyncio.Future[Any] | _SeveralReplies, float, float]] = deque()
@@ -189,7 +189,7 @@ class AsyncioConnection(asyncio.Protocol):
                         waiting.set_result(answer)
                 else:
                     self.message(answer)
-        except hiredis.HiredisError:
+        except ProtocolError:
             self._fail("sent a reply that is not RESP")
             self.close()
 

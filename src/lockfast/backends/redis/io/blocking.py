@@ -14,8 +14,6 @@ from contextlib import suppress
 from math import inf
 from typing import Any
 
-import hiredis
-
 from lockfast._model import Claim
 from lockfast._refusals import closed_driver
 from lockfast._time import boot_now
@@ -25,10 +23,12 @@ from lockfast.backends.redis.io.endpoints import Address, RedisEndpoint
 from lockfast.backends.redis.io.resp import (
     NOTHING,
     RECEIVE_BYTES,
+    ProtocolError,
     ReplyError,
     command,
     keep_alive,
     new_channel,
+    new_reader,
     no_connection,
     probe,
     refusal,
@@ -59,7 +59,7 @@ class BlockingConnection:
         self._tls = isinstance(self.socket, ssl.SSLSocket)
         self._timeout = -1.0
         self.late = False  # a reply did not come in time
-        reader = hiredis.Reader(notEnoughData=NOTHING)
+        reader = new_reader()
         self._send, self._receive = self.socket.sendall, self.socket.recv
         self._feed, self._gets = reader.feed, reader.gets
 
@@ -72,7 +72,7 @@ class BlockingConnection:
             self._send(request)
             self._feed(self._receive(RECEIVE_BYTES))
             answer = self._gets()
-        except (OSError, hiredis.HiredisError) as error:
+        except (OSError, ProtocolError) as error:
             raise self._broken(error) from error
         # Else it was a part of the reply, or the end of the stream.
         return answer if answer is not NOTHING else self.one_reply(started + within)
@@ -83,7 +83,7 @@ class BlockingConnection:
             if within != self._timeout:
                 self._limit(within)
             self._send(request)
-        except (OSError, hiredis.HiredisError) as error:
+        except (OSError, ProtocolError) as error:
             raise self._broken(error) from error
 
     def one_reply(self, until: float) -> Any:
@@ -98,7 +98,7 @@ class BlockingConnection:
                 answer = self._gets()
                 if answer is not NOTHING:
                     return answer
-        except (OSError, hiredis.HiredisError) as error:
+        except (OSError, ProtocolError) as error:
             raise self._broken(error) from error
 
     def read_replies(self, answers: list[Any], number: int, until: float) -> None:
@@ -161,7 +161,7 @@ class BlockingSubscription:
             return []
         try:
             messages = self._connection.read_all()
-        except (OSError, hiredis.HiredisError):
+        except (OSError, ProtocolError):
             self.broken = True
             return [WAKE_ALL]  # wake-ups since then are lost
         return [message[2].decode(errors="replace") for message in messages if message[0] == b"message"]

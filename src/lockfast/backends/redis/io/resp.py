@@ -1,6 +1,7 @@
 """The protocol of Redis (RESP), shared by both drivers.
 
-Decides: how a request is written, and what an error reply means.
+Decides: how a request is written, how a reply is parsed (hiredis does it), and what an error reply means.
+Leaves to `replies`: what the reply of a script means.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import hiredis
 from lockfast.errors import BackendUnavailable
 
 ReplyError: Final = hiredis.ReplyError
+ProtocolError: Final = hiredis.HiredisError  # what a reader raises for bytes that are not RESP
 NOTHING: Final = object()  # returned by a reader that has no complete reply
 RECEIVE_BYTES: Final = 65536
 ASKING: Final = b"*1\r\n$6\r\nASKING\r\n"
@@ -42,6 +44,11 @@ _TRANSIENT: Final = (
 
 
 _KNOWN_KINDS: Final = {*_TRANSIENT, "NOPERM", "CROSSSLOT"}
+
+
+def new_reader() -> hiredis.Reader:
+    """Parses what is fed to it; its `gets` is the next reply, or NOTHING."""
+    return hiredis.Reader(notEnoughData=NOTHING)
 
 
 class Script(NamedTuple):

@@ -268,7 +268,7 @@ class RedisDriver:
         self._connections.after_fork()
 
     def __repr__(self) -> str:
-        return f"redis at {self.endpoint.name}, db {self.endpoint.db}"  # equal for two drivers of one store
+        return f"redis at {self.endpoint.name}, db {self.endpoint.db}"
 
     # Error replies
 
