@@ -15,6 +15,7 @@ _BACKENDS = (
     "memory.backend",
     "sqlite.backend",
     "redis.backend",
+    "redis.replies",
     "postgres_table.requests",
     "postgres_advisory.acquiring",
 )

@@ -50,6 +50,8 @@ SCHEMES: Final[dict[str, str]] = {  # and the package of each
     "postgres+advisory": "postgres_advisory",
 }
 _EXTRAS: Final = {"redis": "redis", "redlock": "redis", "postgres_table": "postgres", "postgres_advisory": "postgres"}
+_EVERY_BACKEND: Final = ("capabilities", "store_id", "acquire", "wait", "renew", "release", "abandon", "close")
+_TAKES: Final = "connect() takes a URL, a client, or what makes a lockfast.backend.Backend"
 _OF_REDIS: Final = {"redis", "valkey"}  # client libraries
 _OF_POSTGRES: Final = {"psycopg", "psycopg_pool", "django", "sqlalchemy"}
 _POSTGRES_ENGINES: Final = ("postgres", "postgis", "psqlextra")  # in the name of a Django engine
@@ -76,11 +78,8 @@ def factory_of(url: object, options: ConnectOptions) -> BackendFactory:
         raise ValueError(f"connect() takes a client, not its class {url.__name__}: write {url.__name__}(…)")
     if callable(url):  # a backend of the caller's own
         options.refuse_all_but(where="a backend of your own")
-        factory: BackendFactory = url
-        return factory
-    if (
-        isinstance(url, Sequence) and not isinstance(url, bytes) and not hasattr(url, "drivername")
-    ):  # SQLAlchemy's URL is one
+        return _checked(url, shown(url))
+    if isinstance(url, Sequence) and not isinstance(url, bytes) and not hasattr(url, "drivername"):  # SQLAlchemy's URL
         return _package("redlock", "a quorum of Redis servers").open_clients(url, options)  # type: ignore[no-any-return]
     return _of_client(url, options)
 
@@ -91,10 +90,37 @@ def _of_url(url: str, options: ConnectOptions) -> BackendFactory:
         raise _unknown(url, parts.scheme)
     package = SCHEMES.get(parts.scheme)
     if package is None:
-        return _third_party(url, parts)(parts, options)
+        return _checked(_third_party(url, parts)(parts, options), f"{parts.scheme}://")
     if package == "postgres_table" and options.advisory:
         package = "postgres_advisory"
     return _package(package, f"{parts.scheme}://").open_url(parts, options)  # type: ignore[no-any-return]
+
+
+def _checked(factory: Any, what: str) -> BackendFactory:
+    """The factory, whose result is checked: any function or class of the caller's may have been passed by mistake."""
+
+    def make(world: World, clock: Clock | None) -> Backend:
+        if not _can_be_called(factory, world, clock):
+            raise ValueError(f"{what} cannot be called with a world and a clock to make a backend; {_TAKES}")
+        backend: Backend = factory(world, clock)
+        missing = [verb for verb in _EVERY_BACKEND if not hasattr(backend, verb)]
+        if missing:
+            raise ValueError(f"{what} made {shown(backend)}, which is no backend: it has no {missing[0]}; {_TAKES}")
+        return backend
+
+    return make
+
+
+def _can_be_called(factory: Any, *args: object) -> bool:
+    from inspect import signature  # here: slow to import, and rarely needed
+
+    try:
+        signature(factory).bind(*args)
+    except TypeError:
+        return False
+    except ValueError:  # one that is not written in Python need not have a signature
+        return True
+    return True
 
 
 def _of_client(client: object, options: ConnectOptions) -> BackendFactory:

@@ -83,6 +83,10 @@ class Proxy:
         """Everything is still taken and nothing passes, either way; it is kept, and passes after `heal`."""
         self._do(self._set(False))
 
+    def lead_to(self, server: Server) -> None:
+        """New connections lead to that server, as behind a load balancer; existing ones stay where they are."""
+        self._server = server
+
     def forsake(self) -> None:
         """Existing connections lead nowhere from now on, without notice to either end; new ones are accepted."""
         self._do(self._forsake())

@@ -6,6 +6,7 @@ from typing import Any
 
 from lockfast._facades.primitives import AsyncMultiLease
 from lockfast._model import SHARED, Busy, Claim, Observation
+from lockfast._time import FOREVER
 from lockfast._values import Booked, Rate, book_permits
 from lockfast.aio import AsyncLease
 from lockfast.backends.memory.backend import MemoryBackend
@@ -67,7 +68,7 @@ class DowngradesWithAGap(AsyncLease):
 class ForgetsTheFirst(MultiLogic):
     """What was taken stays taken when a later name is not granted."""
 
-    async def _undo(self, multi: MultiLease, error: BaseException | None = None) -> None:
+    async def _undo(self, multi: MultiLease, error: BaseException | None = None, until: float = FOREVER) -> None:
         self.mark_released(multi)
 
 
@@ -104,7 +105,7 @@ class StopsReleasingWhenCancelled(AsyncMultiLease):
 
     __slots__ = ()
 
-    async def _end(self, behind: bool = False) -> bool:
+    async def _end(self, behind: bool = False, until: float = FOREVER) -> bool:
         freed = True
         for lease in self._leases[::-1]:
             try:

@@ -44,7 +44,7 @@ OF = {
     "semaphore": {"semaphore_shared": 1500, "mismatches": 100, "losses": 80},
     "rwlock": {"rwlock_shared": 800, "rwlock_exclusive": 400, "downgrades": 200},
     "mixed": {"mixed_shared": 700, "mixed_exclusive": 400, "mismatches": 50},
-    "several": {"several": 500, "several_given_up": 400, "lost_together": 80, "cancelled": 120},
+    "several": {"several": 500, "several_given_up": 400, "lost_together": 80, "cancelled": 100},
     "election": {
         "reigns": 1000,
         "hand_overs": 200,

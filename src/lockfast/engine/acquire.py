@@ -17,6 +17,7 @@ from lockfast._time import FOREVER, format_duration
 from lockfast.engine.lease import Lease
 from lockfast.engine.reporting import reported_acquire
 from lockfast.engine.request import Adopt, Request
+from lockfast.engine.retrying import pause_for_retry
 from lockfast.engine.waking import Waking
 from lockfast.errors import BackendUnavailable
 
@@ -90,17 +91,18 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                     raise closed_locks() from error  # a better reason than that its connection was closed
                 # The outcome is unknown; the same claim is asked for again, so it is granted once at most.
                 failures += 1
-                pause = engine.retry.pause(failures, engine.world.chance())
+                now = engine.now()
                 limit = give_up_at if enqueue and wait is not None else answered_at + engine.patience
                 if error.retry_after is not None:  # it answers, and says when it can help: patience is for silence
                     limit = FOREVER if wait is None else limit
-                    pause = min(pause, max(0.001, error.retry_after))
-                again_at = engine.now() + pause
-                if not error.transient or max(again_at, engine.now() + (error.retry_after or 0.0)) > limit:
+                pause = pause_for_retry(engine, failures, limit - now)
+                if not error.transient or pause is None or now + (error.retry_after or 0.0) > limit:
                     if isinstance(answer, Busy) and failures == 1 and error.transient and within < HASTY_S:
                         return await _time_is_up(engine, claim, answer)
                     raise engine.outage.final(error) from error.__cause__
-                engine.outage.failed(error, asked_at, again_at, limit)
+                if error.retry_after is not None:
+                    pause = min(pause, max(0.001, error.retry_after))
+                engine.outage.failed(error, asked_at, now + pause, limit)
                 await engine.world.pause(pause)
                 asked_at = engine.now()
                 most = max(MIN_WITHIN_S, min(engine.patience, limit - asked_at))

@@ -17,6 +17,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MIN_WITHIN_S: Final = 0.01
+MIN_PAUSE_S: Final = 0.001  # where less is left, no other request is worth it
+LAST_WITHIN_S: Final = 0.1  # that the last pause but one leaves: to connect again and to be answered may take a while
+
+
+def pause_for_retry(engine: Engine, failures: int, left: float) -> float | None:
+    """Seconds until a request is repeated that has failed so many times, where `left` seconds are left for it.
+
+    A pause never ends after that: a server that is back is asked before the caller gives up. None: give up now.
+    """
+    if left < MIN_PAUSE_S:
+        return None
+    pause = engine.retry.pause(failures, engine.world.chance())
+    return min(pause, left - LAST_WITHIN_S if left > LAST_WITHIN_S + MIN_PAUSE_S else left)
 
 
 async def insist(engine: Engine, ask: Callable[[float], Awaitable[T]], until: float) -> tuple[T, int]:
@@ -33,11 +46,12 @@ async def insist(engine: Engine, ask: Callable[[float], Awaitable[T]], until: fl
             return answer, failures
         except BackendUnavailable as error:
             failures += 1
-            again_at = engine.now() + engine.retry.pause(failures, engine.world.chance())
-            if not error.transient or again_at >= until:
+            now = engine.now()
+            pause = pause_for_retry(engine, failures, until - now)
+            if not error.transient or pause is None:
                 raise engine.outage.final(error) from error.__cause__
-            engine.outage.failed(error, asked_at, again_at, until)
-            await engine.world.pause(again_at - engine.now())
+            engine.outage.failed(error, asked_at, now + pause, until)
+            await engine.world.pause(pause)
 
 
 async def watched(engine: Engine, ask: Callable[[], Awaitable[T]], asked_at: float, until: float | None) -> T:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 from lockfast._model import Busy, Claim
 from lockfast._reentry import Mutex
@@ -26,6 +26,7 @@ from lockfast.errors import LockError, NotHeld
 from lockfast.primitives.lock import timed_out, wait_for
 from lockfast.primitives.statement import With
 
+INTERRUPTED_WITHIN_S: Final = 1.0  # to give back what was taken, before an interrupt or a cancellation goes on
 Missed = tuple[str, Busy]  # the name that timed out, and who holds it
 
 
@@ -153,10 +154,11 @@ class MultiLease(Unique):
             self._home.mark_released(self)
         return freed
 
-    async def _end(self, behind: bool = False) -> bool:
+    async def _end(self, behind: bool = False, until: float = FOREVER) -> bool:
         """End every one of them, the last taken first, even if another one fails.
 
-        `behind` means in the background, for where nothing can be awaited. A backend that did not answer once is not
+        `behind` means in the background, for where nothing can be awaited. A release is repeated for as long as the
+        engine's patience lasts, and not longer than `until`. A backend that did not answer once is not
         waited for again: the rest is then done in the background too. An interrupt or a cancellation is raised after
         all were tried.
         """
@@ -167,7 +169,7 @@ class MultiLease(Unique):
                 engine.behind(engine.release, lease)
                 continue
             try:
-                freed = await engine.release(lease) and freed
+                freed = await engine.release(lease, until=until) and freed
             except BaseException as error:
                 behind = isinstance(error, LockError | GeneratorExit)
                 problem = error if problem is None or isinstance(problem, LockError) else problem
@@ -232,9 +234,9 @@ class MultiLogic:
                 missed = await self._take_each(multi, give_up_at)
                 if missed is None and self._hand_out(multi, body, statement):
                     return multi
-                await self._undo(multi)
+                await self._give_back(multi)
             except BaseException as error:
-                await self._undo(multi, error)
+                await self._give_back(multi, error)
                 raise
             if missed is None and engine.now() >= give_up_at:
                 missed = next(lease.name for lease in multi._leases if lease.lost), Busy(0, 0.0)
@@ -271,14 +273,23 @@ class MultiLogic:
             self._current.append(multi)
         return True
 
-    async def _undo(self, multi: MultiLease, error: BaseException | None = None) -> None:
+    async def _give_back(self, multi: MultiLease, error: BaseException | None = None) -> None:
+        """No caller has got it. A backend that does not answer is not waited for: the background gives it back."""
+        engine = self.engine
+        brief = error is None or isinstance(error, LockError)  # else it was interrupted or cancelled
+        await self._undo(multi, error, engine.now() + (engine.briefly if brief else INTERRUPTED_WITHIN_S))
+        for lease in multi._leases:
+            if lease._state == "releasing":
+                engine.unfinished.add(lease._claim)
+
+    async def _undo(self, multi: MultiLease, error: BaseException | None = None, until: float = FOREVER) -> None:
         """Leave nothing behind; after a GeneratorExit nothing can be awaited."""
         engine = self.engine
         multi._guard = None
         self.mark_released(multi)
         closing = isinstance(error, GeneratorExit) and not engine.world.blocking
         with suppress(LockError):
-            await multi._end(behind=closing)
+            await multi._end(behind=closing, until=until)
 
     async def leave(self, exc: BaseException | None, multi: MultiLease | None = None) -> None:
         """After the body. Raises LeaseLost if one was lost and nothing else went wrong."""

@@ -16,8 +16,7 @@ from lockfast._connect import open_backend
 from lockfast._model import LockInfo
 from lockfast._worlds import Clock, World
 from lockfast.backends.base import Backend
-from lockfast.backends.redis.io import asyncio_ as redis_asyncio
-from lockfast.backends.redis.io import blocking as redis_blocking
+from lockfast.backends.redis.io import resp
 from lockfast.backends.redis.requests import script
 from lockfast.testing.awaited import AwaitedLocks
 from lockfast.testing.contract import Promise, on_the_real_clock
@@ -33,9 +32,8 @@ def request_of(verb: str) -> bytes:
 
 
 def sooner(patch: pytest.MonkeyPatch, seconds: float = 0.5) -> float:
-    """A connection that falls silent is given up after so many seconds instead of three."""
-    for driver in (redis_blocking, redis_asyncio):
-        patch.setattr(driver, "SUSPECT_AFTER_S", seconds)
+    """A connection that falls silent is given up after so many seconds instead of one."""
+    patch.setattr(resp, "SUSPECT_AFTER_S", seconds)
     return seconds
 
 

@@ -17,6 +17,8 @@ from lockfast import StaleFence, fencing
 from lockfast.testing.awaited import AwaitedLease
 from lockfast.testing.stage import Stage
 from tests.adversity.redis.worlds import Anywhere, knows
+from tests.polling import HOUR, never_look
+from tests.servers.proxy import Proxy
 from tests.servers.server import HOST, Server
 
 pytestmark = pytest.mark.slow
@@ -82,3 +84,35 @@ def _row_refuses(old: int, new: int) -> None:
         with pytest.raises(StaleFence):
             fencing.guarded_update(table, "accounts", {"balance": "by the first"}, key={"id": 1}, fence=old)
         assert table.execute("SELECT balance FROM accounts").fetchone() == ("by the second",)
+
+
+class TestBehindALoadBalancer(Anywhere):
+    @pytest.fixture(autouse=True)
+    def _where(self) -> Iterator[None]:
+        with Server() as self.primary, Server() as self.replica, Proxy(self.primary) as self.proxy:
+            self.replica.follow(self.primary)
+            self.where = self.proxy.url
+            yield
+
+    def fail_over(self) -> None:
+        """The old primary lives on as a replica, and connections to it too."""
+        self.replica.lead()
+        self.primary.follow(self.replica)
+        self.proxy.lead_to(self.replica)
+
+    async def test_the_subscription_of_waiters_moves_to_the_new_primary_with_their_requests(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        never_look(monkeypatch)
+        locks, holder = stage.locks(), await stage.locks().lock("x", ttl=HOUR).take()
+        waiter = stage.start(locks.lock("x", ttl=HOUR).take())
+        await stage.queue("x", 1)
+        (channel,) = self.primary.command("PUBSUB", "CHANNELS")
+        await stage.until(lambda: knows(self.replica, holder), "the replica to know")
+        self.fail_over()
+        await locks.lock("another", ttl=HOUR).take()
+        await stage.until(
+            lambda: self.replica.command("PUBSUB", "NUMSUB", channel)[1] == 1, "the subscription at the new primary"
+        )
+        assert await holder.release()
+        assert (await waiter.result()).fence > holder.fence

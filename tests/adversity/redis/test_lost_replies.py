@@ -15,7 +15,7 @@ from lockfast.backends.redis.io import asyncio_ as redis_asyncio
 from lockfast.backends.redis.io.urls import endpoint_of_url
 from lockfast.testing.contract import needs
 from lockfast.testing.stage import Stage
-from tests.adversity.redis.stage import OnAServer, request_of
+from tests.adversity.redis.stage import OnAServer, request_of, sooner
 from tests.patience import impatient
 from tests.polling import HOUR
 from tests.renewals import renewed
@@ -48,11 +48,21 @@ class TestLostOnTheWire(OnAServer):
 
     async def test_an_acquire_that_is_never_answered_leaves_no_orphan(self, stage: Stage) -> None:
         locks = await self.ready(stage)
-        lost = self.proxy.swallow_reply(to=request_of("acquire"))
+        lost = [self.proxy.swallow_reply(to=request_of("acquire")) for _ in range(20)]  # more than it asks
         with pytest.raises(BackendUnavailable):
             await locks.lock("x", ttl=HOUR, wait=0.2).take()
-        assert lost.is_set()
+        assert lost[0].is_set()
         await stage.until(self.free(stage, "x"), "what was granted unheard to be cleaned up")
+
+    async def test_an_acquire_that_was_never_sent_leaves_nothing_to_be_done(self, stage: Stage) -> None:
+        """The server is silent when it is asked what kind of server it is, before all else."""
+        locks = stage.locks()
+        lost = [self.proxy.swallow_reply(to=b"INFO") for _ in range(20)]  # more than it asks
+        with pytest.raises(BackendUnavailable) as caught:
+            await locks.lock("x", ttl=HOUR, wait=0.2).take()
+        assert lost[0].is_set()
+        assert not caught.value.sent
+        assert not locks.raw._logic.engine.unfinished
 
     async def test_a_lost_reply_to_a_release_is_not_taken_for_a_loss(self, stage: Stage) -> None:
         locks = await self.ready(stage)
@@ -153,7 +163,7 @@ def test_a_line_that_falls_silent_is_given_up_though_an_older_answer_came_meanwh
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else later requests would wait for ever behind the lost one."""
-    monkeypatch.setattr(redis_asyncio, "SUSPECT_AFTER_S", 0.1)
+    sooner(monkeypatch, 0.1)
     monkeypatch.setattr(redis_asyncio, "_SILENCE_S", 0.1)
 
     async def story() -> None:

@@ -8,9 +8,11 @@ import pytest
 
 from lockfast import BackendUnavailable
 from lockfast._time import boot_now
+from lockfast.testing.awaited import AwaitedLocks
 from lockfast.testing.stage import Stage
 from tests.adversity.redis.stage import OnAServer, request_of, sooner
 from tests.patience import refused
+from tests.polling import HOUR
 from tests.renewals import renew_soon, renewal_state, renewed
 from tests.servers.waiting import LIMIT
 
@@ -102,6 +104,51 @@ class TestLeadsNowhere(OnAServer):
         lease = await locks.lock("x", wait=LIMIT).take()
         assert boot_now() >= started + patience
         assert [holder.fence for holder in self.truth(stage, "x").holders] == [lease.fence]
+
+    async def test_connections_that_died_unnoticed_are_not_tried_one_after_another(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        locks = await self.ready(stage)
+        await self._many_connections(stage, locks)
+        sooner(monkeypatch, 0.1)
+        self.proxy.forsake()
+        asked = locks.faults.calls["acquire"]
+        await locks.lock("x", wait=LIMIT).take()
+        assert locks.faults.calls["acquire"] - asked == 2, "one on an old connection, one on a new one"
+
+    async def _many_connections(self, stage: Stage, locks: AwaitedLocks, number: int = 8) -> None:
+        """As many idle ones, where requests do not share one."""
+        self.server.pause()
+        takers = [stage.start(locks.lock(f"many{one}", ttl=HOUR).take()) for one in range(number)]
+        await stage.until(lambda: locks.faults.on_the_way == number, "all to ask")
+        self.server.go_on()
+        for taker in takers:
+            await (await taker.result()).release()
+
+    async def test_a_renewal_that_meets_a_dead_connection_is_repeated_on_a_new_one(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        locks = await self.ready(stage)
+        await self._many_connections(stage, locks)
+        lease = await locks.lock("x", ttl=HOUR).take()
+        sooner(monkeypatch, 0.1)
+        self.proxy.forsake()
+        asked = locks.faults.calls["renew"]
+        await renewed(stage, lease)
+        assert locks.faults.calls["renew"] - asked == 2
+
+    async def test_a_server_that_is_only_slow_is_asked_once(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        locks = await self.ready(stage)
+        sooner(monkeypatch, 0.1)
+        asked, accepted = locks.faults.calls["acquire"], self.proxy.accepted
+        self.server.pause()
+        taker = stage.start(locks.lock("x", ttl=HOUR, wait=LIMIT).take())
+        await stage.until(lambda: self.proxy.accepted > accepted, "a new connection to be tried")
+        self.server.go_on()
+        assert (await taker.result()).held
+        assert locks.faults.calls["acquire"] - asked == 1, "the reply came on the old connection"
 
     async def test_the_kernel_probes_the_subscription_of_a_waiter(self, stage: Stage) -> None:
         locks = await self.ready(stage)

@@ -46,3 +46,11 @@ def test_a_grant_that_could_not_be_taken_back_was_sent() -> None:
         drive(backend.acquire(CLAIM, enqueue=False, within=1.0))
     assert caught.value.sent
     assert CLAIM.id in backend._in_doubt
+
+
+def test_an_abandon_that_failed_is_repeated_with_a_tombstone() -> None:
+    """It may overtake an earlier request, since it travels on another connection."""
+    backend = RedisBackend(ThenGone())
+    with pytest.raises(BackendUnavailable, match="refused"):
+        drive(backend.abandon(CLAIM, within=1.0))
+    assert CLAIM.id in backend._in_doubt

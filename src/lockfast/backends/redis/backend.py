@@ -1,8 +1,8 @@
 """Redis and Valkey: each verb is one script, on the server's clock.
 
-Decides: which script answers a verb, and what its answer means.
-Leaves to `requests`: keys and requests. Leaves to the scripts (`scripts/`): each step. Leaves to the driver (`io/`):
-connections, errors, where the waiters sleep.
+Decides: which script answers a verb, and what follows its reply.
+Leaves to `requests`: keys and requests. Leaves to `replies`: what a reply means. Leaves to the scripts (`scripts/`):
+each step. Leaves to the driver (`io/`): connections, errors, where the waiters sleep.
 
 Every key but a cell's expires: whatever crashes, nothing is left behind for ever.
 """
@@ -10,36 +10,32 @@ Every key but a cell's expires: whatever crashes, nothing is left behind for eve
 from __future__ import annotations
 
 import builtins
-import re
 from collections.abc import Sequence
 from contextlib import suppress
-from math import inf
 from typing import Any, Final
-from urllib.parse import unquote
 
 from lockfast._bounded import BoundedSet
 from lockfast._model import (
     MAX_POLL_S,
     Busy,
     Capabilities,
-    Change,
     Claim,
     Grant,
     LockInfo,
     Observation,
     Renewal,
-    poll_after,
 )
-from lockfast._records import NO_HOLD, StoredHold, cut_id, damaged_lock, lock_info
+from lockfast._records import damaged_lock
 from lockfast._refusals import limit_mismatch
 from lockfast._time import boot_now
 from lockfast._values import EMPTY_CELL, NS_PER_S, Allowance, Booked, Rate, Stored, Write, Written, as_stored
-from lockfast.backends.redis import requests
+from lockfast.backends.redis import replies, requests
 from lockfast.backends.redis.io.resp import ReplyError, call, command, words
 from lockfast.backends.redis.io.router import Call, RedisDriver
 from lockfast.backends.redis.requests import MICRO, Prepared, keys_of, name_in, pattern_of, script, tagged
-from lockfast.errors import BackendUnavailable
+from lockfast.errors import BackendUnavailable, LimitMismatch
 
+MIN_WITHIN_S: Final = 0.01
 MAX_IN_DOUBT: Final = 10_000  # claims
 MAX_CONTENDED: Final = 4096  # names
 MAX_INSPECTED_AT_ONCE: Final = 500  # names
@@ -73,13 +69,20 @@ class RedisBackend:
                 request = self._request(prepared, id)
                 answer = await self._driver.ask(prepared.key, request, within)
                 if answer.__class__ is ReplyError:
-                    answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
+                    left = _left(started + within)
+                    answer = await self._driver.settle(prepared.script, prepared.key, request, answer, left)
                 if answer is not None:
                     self._driver.wakeups.forget(claim)  # an earlier request may have put it into the queue
-                    return granted(answer)
+                    return replies.granted(answer)
             return await self._acquire_or_wait(claim, enqueue, started + within)
+        except LimitMismatch:
+            raise
         except BackendUnavailable as error:
-            if error.sent:  # a cancelled request is not in doubt: later requests arrive after it
+            if error.sent:
+                self._in_doubt.add(id)
+            raise
+        except BaseException:  # cancelled or interrupted
+            if not self._driver.keeps_order(terms.key):
                 self._in_doubt.add(id)
             raise
 
@@ -88,34 +91,31 @@ class RedisBackend:
         wakeups, terms = self._driver.wakeups, claim.terms
         address = wakeups.address if enqueue else ""
         if enqueue and not (address and wakeups.expects(claim)):
-            address = await self._driver.expect(claim, max(0.01, until - boot_now()))
-        answer = await self._acquire(claim, address, max(0.01, until - boot_now()))
+            address = await self._driver.expect(claim, _left(until))
+        answer = await self._acquire(claim, address, _left(until))
         if answer.__class__ is not list:
             wakeups.forget(claim)
             self._contended.keep(terms.key, answer.endswith(b"+"))
-            return granted(answer)
+            return replies.granted(answer)
         self._contended.add(terms.key)
         if len(answer) == 1:
             self._must_be_readable(terms.name, answer[0])
             raise limit_mismatch(terms.name, answer[0] or None, terms.limit)
-        return _busy(*answer)
+        return replies.busy(*answer)
 
     async def _acquire(self, claim: Claim, address: str, within: float) -> Any:
         prepared = requests.acquire(claim.terms, address)
-        request = self._request(prepared, claim.id)
+        request, until = self._request(prepared, claim.id), boot_now() + within
         if self._driver.replicas:
             answer, replicas = await self._driver.run_replicated(prepared.script, prepared.key, request, within)
             if answer.__class__ is not list and replicas < self._driver.replicas:
                 if b"=" in answer:  # it held before this request, so this one does not undo it
                     raise self._driver.too_few(replicas)
                 with suppress(BackendUnavailable):  # the caller abandons it again
-                    await self.abandon(claim, within=within)
+                    await self.abandon(claim, within=_left(until))
                 raise self._driver.too_few(replicas, transient=False)
             return answer
-        answer = await self._driver.ask(prepared.key, request, within)
-        if answer.__class__ is ReplyError:
-            answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
-        return answer
+        return await self._driver.run(prepared.script, prepared.key, request, within)
 
     async def _run(self, name: str, key: str, args: Sequence[str | bytes | int], within: float) -> Any:
         keys = keys_of(key)
@@ -142,27 +142,25 @@ class RedisBackend:
 
     async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         id, terms = claim
+        until = boot_now() + within
         if id in self._in_doubt:
             freed = await self._release(claim, linger, within, successor)
-            await self.abandon(claim, within=within)  # so that a request in doubt takes no effect
+            await self.abandon(claim, within=_left(until))  # so that a request in doubt takes no effect
             return freed
         if not linger and terms.key not in self._contended:
             prepared = requests.quick_release(terms.key)
             request = self._request(prepared, id)
             answer = await self._driver.ask(prepared.key, request, within)
             if answer.__class__ is ReplyError:
-                answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
+                answer = await self._driver.settle(prepared.script, prepared.key, request, answer, _left(until))
             if answer is not None:
                 return bool(answer == 1)
-        return await self._release(claim, linger, within, successor)
+        return await self._release(claim, linger, _left(until), successor)
 
     async def _release(self, claim: Claim, linger: float, within: float, successor: str) -> bool:
         id, terms = claim
         prepared = requests.release(terms.key, requests.micros(linger), successor)
-        request = self._request(prepared, id)
-        answer = await self._driver.ask(prepared.key, request, within)
-        if answer.__class__ is ReplyError:
-            answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
+        answer = await self._driver.run(prepared.script, prepared.key, self._request(prepared, id), within)
         self._must_be_readable(terms.name, answer)
         self._contended.keep(terms.key, answer == 2)
         return bool(answer)
@@ -170,24 +168,28 @@ class RedisBackend:
     def _must_be_readable(self, name: str, answer: Any) -> None:
         """Raises BackendUnavailable if a script reports damage to the record."""
         if answer.__class__ is bytes:
-            raise damaged_lock(name, self, _DAMAGES.get(answer, NO_HOLD))
+            raise damaged_lock(name, self, replies.damage(answer))
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
         in_doubt = int(claim.id in self._in_doubt)
         try:
             await self._run("abandon", claim.terms.key, (claim.id, in_doubt, *self._now()), within)
             self._in_doubt.discard(claim.id)
+        except BackendUnavailable:
+            self._in_doubt.add(claim.id)  # it is repeated on another connection, and may overtake an earlier request
+            raise
         finally:
             self._driver.wakeups.forget(claim)
 
     async def observe(self, claim: Claim, *, after: int, within: float) -> Observation:
+        until = boot_now() + within
         address = await self._driver.expect(claim, within)
         args: tuple[str | bytes | int, ...] = (claim.id, after, address, *self._now())
-        answer = await self._run("observe", claim.terms.key, args, within)
+        answer = await self._run("observe", claim.terms.key, args, _left(until))
         self._must_be_readable(claim.terms.name, answer[0])
         retry, changes = answer
         retry_after = min(MAX_POLL_S, retry / MICRO) if retry >= 0 else MAX_POLL_S
-        return Observation(tuple(map(_change, changes)), retry_after)
+        return Observation(tuple(map(replies.change, changes)), retry_after)
 
     async def inspect(self, key: str, *, within: float) -> LockInfo:
         return await self._inspect(key, "all", within)
@@ -198,7 +200,7 @@ class RedisBackend:
     async def _inspect(self, key: str, what: str, within: float) -> LockInfo:
         keys = keys_of(key)
         request = call(script("inspect"), keys, (what, *self._now()))
-        return _info(key, await self._driver.question(keys[0], request, within, script("inspect")))
+        return replies.info(key, await self._driver.question(keys[0], request, within, script("inspect")))
 
     async def break_(self, key: str, *, within: float) -> LockInfo:
         info, _ = await self._break(key, within)
@@ -207,7 +209,7 @@ class RedisBackend:
     async def _break(self, key: str, within: float) -> tuple[LockInfo, dict[str, float]]:
         """What was there, and by claim for how many seconds it would have held."""
         answer = await self._run("inspect", key, ("break", *self._now()), within)
-        return _info(key, answer), {_text(id): left / MICRO for id, *_, left, _ in answer[0]}
+        return replies.info(key, answer), replies.seconds_left(answer)
 
     async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
         found = await self._driver.scan(pattern_of(prefix), within)
@@ -225,7 +227,7 @@ class RedisBackend:
         for answer in answers:
             if isinstance(answer, BackendUnavailable):
                 raise answer
-        return [_info(name, answer) for name, answer in zip(names, answers, strict=True)]
+        return [replies.info(name, answer) for name, answer in zip(names, answers, strict=True)]
 
     async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
         now = self._driver.now
@@ -251,12 +253,12 @@ class RedisBackend:
             return Stored(damage="it is not a hash")
         found = (value, fence, writer)
         if found == (None, None, None):  # a deleted cell keeps its last version
-            last = as_stored(None, 0 if version is None else _count(version), 0, "")
+            last = as_stored(None, 0 if version is None else replies.count(version), 0, "")
             return last if last.damage else EMPTY_CELL
         if None in found:
             return Stored(damage="a part of it is gone")
         try:
-            return as_stored(value.decode(), _count(version), _count(fence), _text(writer))
+            return as_stored(value.decode(), replies.count(version), replies.count(fence), replies.text(writer))
         except UnicodeDecodeError:
             return Stored(damage="its value is not text")
 
@@ -286,66 +288,15 @@ class RedisBackend:
 
     @property
     def store_id(self) -> str:
-        return repr(self._driver)
+        return self._driver.endpoint.store_id
 
     def __repr__(self) -> str:
         return repr(self._driver)
 
 
-_WAITER: Final = re.compile(rb"(?P<alive>\d{1,16}) (?P<place>\d{1,16}) [xs] \d{1,16} \S* (?P<holder>\S*)")
-_DAMAGES: Final = {b"some": NO_HOLD, b"all": "none of it can be read"}  # as scripts report it
-
-
-def _change(text: bytes) -> Change:
-    number, fence, holder = _text(text).split(" ", 2)
-    return Change(int(number), int(fence), unquote(holder[1:]) if holder.startswith("+") else None)
-
-
-def _info(key: str, answer: Any) -> LockInfo:
-    found, waiters, wall, now, damage = answer
-    holds = [
-        StoredHold(
-            holder=unquote(_text(holder)),
-            claim_id=_text(id),
-            fence=fence,
-            mode="shared" if mode == b"s" else "exclusive",
-            acquired_at=acquired / MICRO,
-            expires_at=(wall + left) / MICRO,
-            metadata=_text(metadata),
-        )
-        for id, holder, fence, mode, acquired, left, metadata in found
-    ]
-    return lock_info(key, holds, _queue(waiters, now), _DAMAGES.get(damage, ""))
-
-
-def _queue(waiters: Sequence[bytes], now: int) -> builtins.list[str]:
-    """The holder ids of the waiters that are alive, in the order of their places; `library.lua` has their records."""
-    found = map(_WAITER.fullmatch, waiters)
-    alive = [(int(one["place"]), one["holder"]) for one in found if one and int(one["alive"]) > now]
-    return [unquote(_text(holder)) for _, holder in sorted(alive)]
-
-
-def _text(value: Any) -> str:
-    """Text that another program may have written."""
-    return (value or b"").decode(errors="replace") if isinstance(value, bytes | None) else ""
-
-
-def _count(value: bytes | None) -> int | None:
-    """None if no cell can have that number."""
-    return int(value) if value and len(value) <= 16 and value.isdigit() else None
-
-
-def _busy(ahead: int, retry: int, holder: bytes | None, claim_id: bytes | None) -> Busy:
-    retry_after = poll_after(ahead, retry / MICRO if retry >= 0 else inf)
-    if holder is None:
-        return Busy(ahead, retry_after)
-    return Busy(ahead, retry_after, cut_id(unquote(_text(holder))), claim_id=_text(claim_id) if claim_id else None)
-
-
-def granted(answer: bytes) -> Grant:
-    fence, _, acquired = answer.partition(b" ")
-    number = int(fence)
-    return Grant(number, (int(acquired.partition(b" ")[0]) if acquired else number) / MICRO)
+def _left(until: float) -> float:
+    """Seconds for the next request of a verb that has sent one already."""
+    return max(MIN_WITHIN_S, until - boot_now())
 
 
 def _moment(nanoseconds: int) -> str:

@@ -10,29 +10,33 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import hiredis
-
 from lockfast._model import Claim
 from lockfast._refusals import closed_driver
 from lockfast._worlds import Clock
-from lockfast._worlds.asyncio_ import end_tasks
+from lockfast._worlds.asyncio_ import background_task, end_tasks, seen
 from lockfast.backends.connecting.single_flight import SingleFlight
 from lockfast.backends.redis.io.endpoints import Address, RedisEndpoint
 from lockfast.backends.redis.io.resp import (
     NOTHING,
     SUSPECT_AFTER_S,
+    ProtocolError,
     ReplyError,
     command,
     keep_alive,
     new_channel,
+    new_reader,
     no_connection,
+    probe,
     refusal,
+    suspect_after,
+    suspect_after_wait,
     unavailable,
+    unsent,
 )
 from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.asyncio_ import AsyncioWaiters
@@ -40,6 +44,7 @@ from lockfast.errors import BackendUnavailable
 
 _NEVER = float("inf")
 _SILENCE_S = 1.0  # without any reply while replies are due, after which the connection is closed
+_GREET_WITHIN_S = 3.0  # for a server to show that it is not silent
 _CLOSE_WITHIN_S = 0.5
 
 
@@ -76,7 +81,7 @@ class AsyncioConnection(asyncio.Protocol):
         self.loop = loop
         self._future = loop.create_future
         self._time = loop.time
-        reader = hiredis.Reader(notEnoughData=NOTHING)
+        reader = new_reader()
         self._feed, self._gets = reader.feed, reader.gets
         # With the time of the request, and the time at which it is given up:
         self._unanswered: deque[tuple[asyncio.Future[Any] | _SeveralReplies, float, float]] = deque()
@@ -87,6 +92,8 @@ class AsyncioConnection(asyncio.Protocol):
         self._redis_py: Any = None
         self._transport: Any = None
         self._gone = asyncio.Event()
+        # After how many seconds without any reply `on_silence` is called, where the first one is due within so many:
+        self._silence_limit: Callable[[float], float] = lambda _: _SILENCE_S
         self.alive = False
 
     async def connect(self, within: float) -> None:
@@ -99,7 +106,7 @@ class AsyncioConnection(asyncio.Protocol):
         self.alive = True
         if self._transport.is_closing() or redis_py._reader.at_eof():  # which was reported to redis-py only
             self.close()
-            raise unavailable(self._name, "closed the connection after the handshake")
+            raise unavailable(self._name, "closed the connection after the handshake", sent=False)
 
     @property
     def socket(self) -> Any:
@@ -110,7 +117,7 @@ class AsyncioConnection(asyncio.Protocol):
         answer = self._future()
         now = self._time()
         self._unanswered.append((answer, now, now + within))
-        self._send(request, now + (within if within < SUSPECT_AFTER_S else SUSPECT_AFTER_S))
+        self._send(request, now + suspect_after(within))
         if not self.alive:
             self._fail("closed the connection")
         return answer
@@ -119,7 +126,7 @@ class AsyncioConnection(asyncio.Protocol):
         several = _SeveralReplies(self._future(), replies)
         now = self._time()
         self._unanswered.extend([(several, now, now + within)] * replies)
-        self._send(request, now + (within if within < SUSPECT_AFTER_S else SUSPECT_AFTER_S))
+        self._send(request, now + suspect_after(within))
         if not self.alive:
             self._fail("closed the connection")
         return several.answer
@@ -156,15 +163,17 @@ class AsyncioConnection(asyncio.Protocol):
             elif not answer.done():
                 answer.set_exception(unavailable(self._name, "did not answer in time"))
         if self._unanswered:
-            silent_since = max(self._received_at, self._unanswered[0][1])
-            if (
-                now >= silent_since + _SILENCE_S
-            ):  # not a slow answer but none at all: it may be a line that leads nowhere
-                self.close()
-                return
-            next_check = min(next_check, silent_since + _SILENCE_S)
+            _, asked_at, late_at = self._unanswered[0]
+            suspect_at = max(self._received_at, asked_at) + self._silence_limit(late_at - asked_at)
+            if now >= suspect_at:  # not a slow reply but none at all: the connection may lead nowhere
+                self.on_silence()
+                suspect_at = now + SUSPECT_AFTER_S
+            next_check = min(next_check, suspect_at) if self.alive else _NEVER
         if next_check < self._check_at:
             self._watch(next_check)
+
+    def on_silence(self) -> None:
+        self.close()
 
     # Callbacks of asyncio
 
@@ -180,7 +189,7 @@ class AsyncioConnection(asyncio.Protocol):
                         waiting.set_result(answer)
                 else:
                     self.message(answer)
-        except hiredis.HiredisError:
+        except ProtocolError:
             self._fail("sent a reply that is not RESP")
             self.close()
 
@@ -225,6 +234,21 @@ class AsyncioConnection(asyncio.Protocol):
             self._redis_py = None
 
 
+class RequestConnection(AsyncioConnection):
+    """A connection that used to work and that is silent is replaced once a new one shows that the server is not."""
+
+    def __init__(self, connections: AsyncioConnections, address: Address | None) -> None:
+        super().__init__(connections.endpoint, address, asyncio.get_running_loop())
+        self._connections = connections
+        self._silence_limit = connections.suspect_after
+
+    def on_silence(self) -> None:
+        self._connections.suspect(self._address, self)
+
+    def is_silent_since(self, moment: float) -> bool:
+        return bool(self._unanswered) and self._received_at <= moment
+
+
 class AsyncioSubscription(AsyncioConnection):
     def __init__(self, waiters: AsyncioWaiters, endpoint: RedisEndpoint, address: Address | None) -> None:
         super().__init__(endpoint, address, asyncio.get_running_loop())
@@ -263,6 +287,17 @@ class AsyncioRedisWakeups(AsyncioWaiters):
         self.add_waiter(claim)
         return self.address
 
+    async def check(self, connection: AsyncioConnection, within: float) -> None:
+        """Behind a load balancer it may lead to another server than before. Then the subscription moves there too."""
+        subscription = self.subscription
+        if subscription is None or not subscription.alive or self._endpoint.clustered:
+            return
+        try:
+            if await connection.ask(probe(self._channel), within) == 0:
+                subscription.close()  # which wakes all waiters
+        except BackendUnavailable as error:
+            raise unsent(error) from error.__cause__
+
     async def subscribe(self, address: Address | None, within: float) -> None:
         failed = partial(no_connection, self._endpoint.url_of(address))
         await self.opening.run(partial(self._subscribe, address), within, failed)
@@ -299,15 +334,20 @@ class AsyncioRedisWakeups(AsyncioWaiters):
 
 
 class AsyncioConnections:
-    def __init__(self, endpoint: RedisEndpoint, clock: Clock | None) -> None:
+    def __init__(self, endpoint: RedisEndpoint, clock: Clock | None, replicas: int) -> None:
         self.wakeups = AsyncioRedisWakeups(endpoint, clock)
-        self._endpoint = endpoint
+        self.endpoint = endpoint
+        self.suspect_after = suspect_after_wait if replicas else suspect_after
         self._reset()
 
     def _reset(self) -> None:
-        self._connections: dict[Address | None, AsyncioConnection] = {}
-        self._dialling: dict[Address | None, SingleFlight[None]] = {}
         self._closed = False
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._connections: dict[Address | None, RequestConnection] = {}
+        self._dialling: dict[Address | None, SingleFlight[None]] = {}
+        self._replacing: dict[Address | None, asyncio.Task[None]] = {}
 
     async def expect(self, claim: Claim, address: Address | None, within: float) -> str:
         if not self.wakeups.address:
@@ -347,7 +387,7 @@ class AsyncioConnections:
 
     def _must_be_open(self) -> None:
         if self._closed:
-            raise closed_driver(self._endpoint.name)
+            raise closed_driver(self.endpoint.name)
 
     async def _connection_to(self, address: Address | None, within: float) -> AsyncioConnection:
         self._must_be_open()
@@ -356,25 +396,59 @@ class AsyncioConnections:
         connection = self._connections.get(address)
         if connection is None or not connection.alive:
             dialling = self._dialling.setdefault(address, SingleFlight("lockfast-connect"))
-            failed = partial(no_connection, self._endpoint.url_of(address))
+            failed = partial(no_connection, self.endpoint.url_of(address))
             await dialling.run(partial(self._dial, address), within, failed)  # redis-py swallows cancellations
             connection = self._connections.get(address)
             if connection is None or not connection.alive:
-                raise unavailable(str(address or self._endpoint.name), "closed the connection right after it was made")
+                name = str(address or self.endpoint.name)
+                raise unavailable(name, "closed the connection right after it was made", sent=False)
         return connection
 
     async def _dial(self, address: Address | None, within: float) -> None:
-        connection = AsyncioConnection(self._endpoint, address, asyncio.get_running_loop())
-        await connection.connect(within)
+        connection = RequestConnection(self, address)
+        try:
+            await connection.connect(within)
+            await self.wakeups.check(connection, within)
+        except BaseException:
+            connection.close()
+            raise
         if self._closed:
             connection.close()
         self._connections[address] = connection
 
+    def suspect(self, address: Address | None, silent: RequestConnection) -> None:
+        """Replace it, unless that is tried already."""
+        task = self._replacing.get(address)
+        if task is None or task.done():
+            task = background_task(silent.loop, self._replace(address, silent), "lockfast-connect")
+            task.add_done_callback(seen)
+            self._replacing[address] = task
+
+    async def _replace(self, address: Address | None, silent: RequestConnection) -> None:
+        """A server greets a new connection after it has replied to what was sent before. If the old connection is
+        silent even then, it leads nowhere, and all that was asked there fails; else it is kept.
+        """
+        started = silent.loop.time()
+        connection = RequestConnection(self, address)
+        try:
+            await connection.connect(_GREET_WITHIN_S)
+            await self.wakeups.check(connection, _GREET_WITHIN_S)
+            await asyncio.sleep(silent.loop.time() - started)
+            if self._connections.get(address) is silent and not self._closed and silent.is_silent_since(started):
+                self._connections[address] = connection
+                silent.close()
+        finally:
+            if self._connections.get(address) is not connection:
+                connection.close()
+
     def _belong_to(self, loop: asyncio.AbstractEventLoop) -> None:
         if self.wakeups.is_new(loop):
-            self._connections = {}
-            self._dialling = {}
+            self._begin_again()
             self.wakeups.begin_again()
+
+    def keeps_order(self, address: Address | None) -> bool:
+        connection = self._connections.get(address)
+        return connection is not None and connection.alive
 
     def drop(self, address: Address | None) -> None:
         connection = self._connections.pop(address, None)
@@ -383,7 +457,8 @@ class AsyncioConnections:
 
     async def close(self) -> None:
         self._closed = True
-        await end_tasks([one.task for one in (*self._dialling.values(), self.wakeups.opening)])
+        dialling = [one.task for one in (*self._dialling.values(), self.wakeups.opening)]
+        await end_tasks([*dialling, *self._replacing.values()])
         connections = [*self._connections.values(), *filter(None, [self.wakeups.subscription])]
         self.wakeups.close()
         for address in list(self._connections):

@@ -11,9 +11,8 @@ import ssl
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from math import inf
 from typing import Any
-
-import hiredis
 
 from lockfast._model import Claim
 from lockfast._refusals import closed_driver
@@ -24,14 +23,19 @@ from lockfast.backends.redis.io.endpoints import Address, RedisEndpoint
 from lockfast.backends.redis.io.resp import (
     NOTHING,
     RECEIVE_BYTES,
-    SUSPECT_AFTER_S,
+    ProtocolError,
     ReplyError,
     command,
     keep_alive,
     new_channel,
+    new_reader,
     no_connection,
+    probe,
     refusal,
+    suspect_after,
+    suspect_after_wait,
     unavailable,
+    unsent,
 )
 from lockfast.backends.redis.io.router import RedisDriver
 from lockfast.backends.wakeups import WAKE_ALL
@@ -39,8 +43,9 @@ from lockfast.backends.wakeups.blocking import BlockingWakeups
 from lockfast.backends.wakeups.self_pipe import SelfPipe
 from lockfast.errors import BackendUnavailable
 
-_SILENCE_S = 1.0  # without a reply, after which the other connections to the server are dropped too
-_MAX_IDLE_CONNECTIONS = 16  # for each server
+_MAX_IDLE_CONNECTIONS = 16  # for each server; those that were used lately are kept beside them
+_UNUSED_S = 30.0  # after which an idle connection beyond that number is closed
+_MIN_WITHIN_S = 0.01
 
 
 class BlockingConnection:
@@ -48,35 +53,37 @@ class BlockingConnection:
 
     def __init__(self, endpoint: RedisEndpoint, address: Address | None, within: float) -> None:
         self.name = str(address or endpoint.name)
+        self.asked_at = boot_now()  # when the last request was sent; until then, when the connection was made
         self._redis_py = endpoint.dial(address, within)
         self.socket: socket.socket = self._redis_py._sock
         self._tls = isinstance(self.socket, ssl.SSLSocket)
         self._timeout = -1.0
         self.late = False  # a reply did not come in time
-        reader = hiredis.Reader(notEnoughData=NOTHING)
+        reader = new_reader()
         self._send, self._receive = self.socket.sendall, self.socket.recv
         self._feed, self._gets = reader.feed, reader.gets
 
     def ask(self, request: bytes, within: float) -> Any:
         """One request, one reply."""
-        started = boot_now()
+        self.asked_at = started = boot_now()
         try:
             if within != self._timeout:
                 self._limit(within)
             self._send(request)
             self._feed(self._receive(RECEIVE_BYTES))
             answer = self._gets()
-        except (OSError, hiredis.HiredisError) as error:
+        except (OSError, ProtocolError) as error:
             raise self._broken(error) from error
         # Else it was a part of the reply, or the end of the stream.
         return answer if answer is not NOTHING else self.one_reply(started + within)
 
     def send(self, request: bytes, within: float) -> None:
+        self.asked_at = boot_now()
         try:
             if within != self._timeout:
                 self._limit(within)
             self._send(request)
-        except (OSError, hiredis.HiredisError) as error:
+        except (OSError, ProtocolError) as error:
             raise self._broken(error) from error
 
     def one_reply(self, until: float) -> Any:
@@ -91,15 +98,14 @@ class BlockingConnection:
                 answer = self._gets()
                 if answer is not NOTHING:
                     return answer
-        except (OSError, hiredis.HiredisError) as error:
+        except (OSError, ProtocolError) as error:
             raise self._broken(error) from error
 
-    def replies(self, number: int, until: float) -> list[Any]:
-        answers: list[Any] = []
+    def read_replies(self, answers: list[Any], number: int, until: float) -> None:
+        """Until there are so many. If one does not come in time, those before it are there, and reading can go on."""
         while len(answers) < number:
             answer = self._gets()
             answers.append(answer if answer is not NOTHING else self.one_reply(until))
-        return answers
 
     def _limit(self, seconds: float) -> None:
         """The timeout of one call, with or without signals."""
@@ -141,8 +147,7 @@ class BlockingSubscription:
         self.address = channel
         self.broken = False
         self._connection = connection
-        connection.send(command("SUBSCRIBE", channel), within)
-        (answer,) = connection.replies(1, boot_now() + within)
+        answer = connection.ask(command("SUBSCRIBE", channel), within)
         if answer.__class__ is ReplyError:
             raise refusal(connection.name, answer)
         keep_alive(connection.socket)  # it is only read, so nothing else would notice a silent cut
@@ -156,10 +161,15 @@ class BlockingSubscription:
             return []
         try:
             messages = self._connection.read_all()
-        except (OSError, hiredis.HiredisError):
+        except (OSError, ProtocolError):
             self.broken = True
             return [WAKE_ALL]  # wake-ups since then are lost
         return [message[2].decode(errors="replace") for message in messages if message[0] == b"message"]
+
+    def end(self) -> None:
+        """From any thread: the one that polls finds the end of the stream, and wakes all waiters."""
+        with suppress(OSError):
+            self._connection.socket.shutdown(socket.SHUT_RDWR)
 
     def abandon(self) -> None:
         """In the child of a fork: close our copy of the parent's connection."""
@@ -172,8 +182,9 @@ class BlockingSubscription:
 
 
 class BlockingConnections:
-    def __init__(self, endpoint: RedisEndpoint, clock: Clock | None) -> None:
+    def __init__(self, endpoint: RedisEndpoint, clock: Clock | None, replicas: int) -> None:
         self._endpoint = endpoint
+        self._suspect_after = suspect_after_wait if replicas else suspect_after
         self._wakeups = BlockingWakeups(clock, None)
         self._reset()
 
@@ -181,6 +192,7 @@ class BlockingConnections:
         self._channel = new_channel(clustered=self._endpoint.clustered)
         self._idle: dict[Address | None, list[BlockingConnection]] = {}
         self._opening = threading.RLock()
+        self._subscription: BlockingSubscription | None = None  # the last one
         self._closed = False
 
     @property
@@ -202,54 +214,63 @@ class BlockingConnections:
     def _subscribe(self, address: Address | None, within: float) -> None:
         connection = self._dial(address, within)
         try:
-            self._wakeups.attach(BlockingSubscription(connection, self._channel, within))
+            self._subscription = BlockingSubscription(connection, self._channel, within)
+            self._wakeups.attach(self._subscription)
         except BaseException:
             connection.close()
             raise
 
-    def _connection_to(self, address: Address | None, within: float) -> tuple[BlockingConnection, float]:
-        """A connection, and how long to wait for a reply on it: an idle one may lead nowhere by now."""
-        connection: BlockingConnection | None
+    def _idle_connection(self, address: Address | None) -> BlockingConnection | None:
         try:
-            connection = self._idle[address].pop()
+            return self._idle[address].pop()  # the one that was used last
         except LookupError:
-            connection = None
-        if connection is not None:
-            return connection, within if within < SUSPECT_AFTER_S else SUSPECT_AFTER_S
-        started = boot_now()  # not inside `except`: an error there would have the missing key as its context
-        return self._dial(address, within), max(0.01, within - (boot_now() - started))
+            return None
 
     def _dial(self, address: Address | None, within: float) -> BlockingConnection:
         if self._closed:
             raise closed_driver(self._endpoint.name)
         return BlockingConnection(self._endpoint, address, within)
 
+    def _dial_for_requests(self, address: Address | None, within: float) -> BlockingConnection:
+        """Behind a load balancer it may lead to another server than before. Then the subscription moves there too."""
+        until = boot_now() + within
+        connection, subscription = self._dial(address, within), self._subscription
+        if subscription is None or subscription.broken or self._endpoint.clustered:
+            return connection
+        try:
+            if connection.ask(probe(self._channel), max(_MIN_WITHIN_S, until - boot_now())) == 0:
+                subscription.end()
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, BackendUnavailable):
+                raise unsent(error) from error.__cause__
+            raise
+        return connection
+
     def _put_back(self, address: Address | None, connection: BlockingConnection) -> None:
         idle = self._idle.get(address)
         if idle is None:
             idle = self._idle.setdefault(address, [])
-        if len(idle) < _MAX_IDLE_CONNECTIONS and not self._closed:
-            idle.append(connection)
-        else:
-            connection.close()
-
-    def _discard(
-        self, address: Address | None, connection: BlockingConnection, error: BaseException, within: float
-    ) -> None:
-        """A late reply must never be taken for the reply to another request. Where one connection has ended, the idle
-        ones have too; but a server that does not answer at once may just be far away.
-        """
-        connection.close()
-        if isinstance(error, BackendUnavailable) and (within >= _SILENCE_S or not connection.late):
+        idle.append(connection)
+        if len(idle) > _MAX_IDLE_CONNECTIONS:
+            self._close_unused(idle, connection.asked_at - _UNUSED_S)
+        if self._closed:
             self.drop(address)
 
+    def _close_unused(self, idle: list[BlockingConnection], since: float) -> None:
+        """Close the one that was used longest ago, if that was before `since`."""
+        with suppress(LookupError):  # other threads may have taken all of them
+            if idle[0].asked_at < since:
+                idle.pop(0).close()
+
     async def ask_one(self, address: Address | None, request: bytes, within: float) -> Any:
-        connection, within = self._connection_to(address, within)
+        connection = self._idle_connection(address)
+        if connection is None:
+            return self._ask_first(address, request, 1, within)[0]
         try:
-            answer = connection.ask(request, within)
+            answer = connection.ask(request, self._suspect_after(within))
         except BaseException as error:
-            self._discard(address, connection, error, within)
-            raise
+            return self._not_in_time(address, connection, error, [], 1, within)[0]
         self._put_back(address, connection)
         return answer
 
@@ -257,16 +278,75 @@ class BlockingConnections:
         return self._ask(address, request, replies, within)
 
     def _ask(self, address: Address | None, request: bytes, replies: int, within: float) -> list[Any]:
-        connection, within = self._connection_to(address, within)
-        until = boot_now() + within
+        connection = self._idle_connection(address)
+        if connection is None:
+            return self._ask_first(address, request, replies, within)
+        answers: list[Any] = []
         try:
             connection.send(request, within)
-            answers = connection.replies(replies, until)
+            connection.read_replies(answers, replies, connection.asked_at + self._suspect_after(within))
         except BaseException as error:
-            self._discard(address, connection, error, within)
+            return self._not_in_time(address, connection, error, answers, replies, within)
+        self._put_back(address, connection)
+        return answers
+
+    def _ask_first(self, address: Address | None, request: bytes, replies: int, within: float) -> list[Any]:
+        """On a new connection."""
+        until = boot_now() + within
+        connection = self._dial_for_requests(address, within)
+        answers: list[Any] = []
+        try:
+            connection.send(request, max(_MIN_WITHIN_S, until - boot_now()))
+            connection.read_replies(answers, replies, until)
+        except BaseException:
+            connection.close()
             raise
         self._put_back(address, connection)
         return answers
+
+    def _not_in_time(
+        self,
+        address: Address | None,
+        connection: BlockingConnection,
+        error: BaseException,
+        answers: list[Any],
+        replies: int,
+        within: float,
+    ) -> list[Any]:
+        """The replies after all, if only the server is slow. Else the connection is closed and an error raised: a late
+        reply must never be taken for the reply to another request.
+
+        A new connection shows it: the server greets it after it has replied to what was sent before. If the old
+        connection is silent even then, or has ended, all others that were idle since have too.
+        """
+        unreachable: BackendUnavailable | None = None
+        try:
+            if not isinstance(error, BackendUnavailable) or not connection.late:
+                raise error
+            started, until = boot_now(), connection.asked_at + within
+            unreachable = self._dial_another(address, until - started)
+            connection.read_replies(answers, replies, min(until, 2 * boot_now() - started))
+        except BaseException as last:
+            connection.close()
+            if not isinstance(last, BackendUnavailable):
+                raise
+            if unreachable is None:
+                self._drop_unused(address, connection.asked_at)
+                raise
+            unreachable.sent = True  # on the old connection
+            raise unreachable from unreachable.__cause__
+        self._put_back(address, connection)
+        return answers
+
+    def _dial_another(self, address: Address | None, within: float) -> BackendUnavailable | None:
+        """A connection for the next request; or why there is none."""
+        if within <= 0:
+            return None
+        try:
+            self._put_back(address, self._dial_for_requests(address, within))
+        except BackendUnavailable as error:
+            return error
+        return None
 
     async def ask_each(
         self, requests: Sequence[tuple[Address | None, bytes, int]], within: float
@@ -274,35 +354,54 @@ class BlockingConnections:
         """Servers with an idle connection are asked first: connecting to a dead one may take all of the time."""
         until = boot_now() + within
         replied: dict[Address | None, list[Any] | BackendUnavailable] = {}
-        sent: list[tuple[Address | None, BlockingConnection, int]] = []
+        sent: list[tuple[Address | None, BlockingConnection, int, list[Any]]] = []
+        silent: list[tuple[Address | None, BlockingConnection, BaseException, list[Any], int]] = []
         for address, request, replies in requests:
-            if self._idle.get(address):
-                connection, patience = self._connection_to(address, within)
+            connection = self._idle_connection(address)
+            if connection is not None:
                 try:
-                    connection.send(request, patience)
-                    sent.append((address, connection, replies))
+                    connection.send(request, within)
+                    sent.append((address, connection, replies, []))
                 except BackendUnavailable as error:
-                    self._discard(address, connection, error, within)
-                    replied[address] = error
-        suspect_at = min(until, boot_now() + SUSPECT_AFTER_S)
-        for address, connection, replies in sent:
+                    silent.append((address, connection, error, [], replies))
+        suspect_at = boot_now() + self._suspect_after(within)
+        for address, connection, replies, answers in sent:
             try:
-                replied[address] = connection.replies(replies, suspect_at)
+                connection.read_replies(answers, replies, suspect_at)
                 self._put_back(address, connection)
+                replied[address] = answers
             except BackendUnavailable as error:
-                self._discard(address, connection, error, within)
+                silent.append((address, connection, error, answers, replies))
+        for address, connection, failure, answers, replies in silent:
+            try:
+                replied[address] = self._not_in_time(address, connection, failure, answers, replies, within)
+            except BackendUnavailable as error:
                 replied[address] = error
         for address, request, replies in requests:
             if address not in replied:
                 try:
-                    replied[address] = self._ask(address, request, replies, max(0.01, until - boot_now()))
+                    replied[address] = self._ask(address, request, replies, max(_MIN_WITHIN_S, until - boot_now()))
                 except BackendUnavailable as error:
                     replied[address] = error
         return [replied[address] for address, _, _ in requests]
 
+    def keeps_order(self, address: Address | None) -> bool:
+        return False  # the connection of an interrupted request is closed, and the server may read another one first
+
     def drop(self, address: Address | None) -> None:
-        for connection in self._idle.pop(address, ()):
-            connection.close()
+        self._drop_unused(address, inf)
+
+    def _drop_unused(self, address: Address | None, since: float) -> None:
+        """Close the idle connections on which no request was sent after that."""
+        idle, kept = self._idle.get(address, []), []
+        with suppress(LookupError):
+            while True:
+                connection = idle.pop()
+                if connection.asked_at > since:
+                    kept.append(connection)
+                else:
+                    connection.close()
+        idle.extend(reversed(kept))
 
     async def close(self) -> None:
         self._closed = True
@@ -323,7 +422,7 @@ def open_driver(endpoint: RedisEndpoint, world: World, clock: Clock | None, repl
     """The driver for that world. Nothing is opened yet."""
     now = clock.now if clock is not None else None
     if world.blocking:
-        return RedisDriver(endpoint, BlockingConnections(endpoint, clock), now, replicas)
+        return RedisDriver(endpoint, BlockingConnections(endpoint, clock, replicas), now, replicas)
     from lockfast.backends.redis.io.asyncio_ import AsyncioConnections
 
-    return RedisDriver(endpoint, AsyncioConnections(endpoint, clock), now, replicas)
+    return RedisDriver(endpoint, AsyncioConnections(endpoint, clock, replicas), now, replicas)

@@ -1,18 +1,53 @@
 """redis-py's connection classes, adapted: each kind for threads and for asyncio.
 
-Decides: how long a whole handshake may take, that connections share one TLS context, and how one is closed.
+Decides: how long a whole handshake may take, that connections share one TLS context, how one is closed, and which of
+our classes stands for the class of a ready client.
 Leaves to `endpoints`: where to, and with which settings. Leaves to redis-py: the handshake.
 """
 
 from __future__ import annotations
 
 import ssl
-from typing import Any
+import sys
+from typing import Any, Final
 
 import redis
 import redis.asyncio
 
 from lockfast._time import boot_now
+
+_LIBRARIES: Final = ("redis", "redis.asyncio", "valkey", "valkey.asyncio")  # of which the last two may be missing
+_KIND_OF_CLASS: Final = {"SSLConnection": "tls", "Connection": "tcp", "UnixDomainSocketConnection": "unix"}
+_WITHOUT_EFFECT: Final = frozenset({"repr_pieces", "description_format"})  # on how a connection is made
+
+
+def kind_of_class(given: type) -> str:
+    """The kind of connection that a class of a ready client makes: "tcp", "tls" or "unix".
+
+    Raises ValueError for a class that changes how connections are made: ours would leave that out, and so might send a
+    login unencrypted, or to another server.
+    """
+    changed = _changed_by(given)
+    for name, kind in _KIND_OF_CLASS.items():  # a class for TLS is one for TCP too
+        if issubclass(given, _of_libraries(name)) and not changed:
+            return kind
+    why = f"changes {', '.join(changed)}" if changed else "is no class of redis-py"
+    raise ValueError(
+        f"connect() makes its own connections, and this client's connection class {given.__name__} {why}, which they "
+        "would leave out; pass a client without it, or a URL (a credential_provider is used)"
+    )
+
+
+def _of_libraries(name: str) -> tuple[type, ...]:
+    return tuple(getattr(sys.modules[library], name) for library in _LIBRARIES if library in sys.modules)
+
+
+def _changed_by(given: type) -> list[str]:
+    """What classes outside of the libraries put in place of what the libraries' class does."""
+    own = [one for one in given.__mro__ if one.__module__.partition(".")[0] not in _LIBRARIES and one is not object]
+    theirs = next((one for one in given.__mro__ if one.__module__.partition(".")[0] in _LIBRARIES), object)
+    names = {name for one in own for name in vars(one) if hasattr(theirs, name)} - _WITHOUT_EFFECT
+    return sorted(name for name in names if not name.startswith("__") or name in ("__init__", "__new__"))
 
 
 def is_of_a_closed_connection(error: RuntimeError) -> bool:

@@ -87,6 +87,11 @@ class RedisEndpoint:
         return str(self.address)
 
     @property
+    def store_id(self) -> str:
+        """Equal for two endpoints of one store: the server and the database, without a login."""
+        return f"redis {self.address} {self.db}"
+
+    @property
     def db(self) -> int:
         return int(self._settings.get("db") or 0)
 
@@ -265,6 +270,10 @@ class ClusterEndpoint(RedisEndpoint):
     @property
     def name(self) -> str:
         return f"cluster {', '.join(map(str, self.seeds))}"
+
+    @property
+    def store_id(self) -> str:
+        return f"redis cluster {' '.join(sorted(map(str, self.seeds)))}"
 
     @property
     def url(self) -> str:

@@ -1,6 +1,7 @@
 """The protocol of Redis (RESP), shared by both drivers.
 
-Decides: how a request is written, and what an error reply means.
+Decides: how a request is written, how a reply is parsed (hiredis does it), and what an error reply means.
+Leaves to `replies`: what the reply of a script means.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ import hiredis
 from lockfast.errors import BackendUnavailable
 
 ReplyError: Final = hiredis.ReplyError
+ProtocolError: Final = hiredis.HiredisError  # what a reader raises for bytes that are not RESP
 NOTHING: Final = object()  # returned by a reader that has no complete reply
 RECEIVE_BYTES: Final = 65536
 ASKING: Final = b"*1\r\n$6\r\nASKING\r\n"
 
 CLUSTERED: Final = ":cluster:"  # in an address whose wake-ups may arrive through another node
 
-SUSPECT_AFTER_S: Final = (
-    3.0  # seconds without a word on a connection that used to work, after which another one is tried
-)
+SUSPECT_AFTER_S: Final = 1.0  # without a reply on a connection that used to work: then a new connection is made
+_MIN_SUSPECT_AFTER_S: Final = 0.05
+MAX_WAIT_S: Final = 1.0  # for replicas
 _PROBES: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 # Errors that a later request may not meet; every other error stays.
@@ -42,6 +44,11 @@ _TRANSIENT: Final = (
 
 
 _KNOWN_KINDS: Final = {*_TRANSIENT, "NOPERM", "CROSSSLOT"}
+
+
+def new_reader() -> hiredis.Reader:
+    """Parses what is fed to it; its `gets` is the next reply, or NOTHING."""
+    return hiredis.Reader(notEnoughData=NOTHING)
 
 
 class Script(NamedTuple):
@@ -69,6 +76,11 @@ def new_channel(*, clustered: bool) -> str:
     return f"lockfast:wake{CLUSTERED if clustered else ':'}{uuid4().hex}"
 
 
+def probe(channel: str) -> bytes:
+    """A request whose reply is on how many connections to that server our wake-ups arrive. It wakes no waiter."""
+    return command("PUBLISH", channel, "")
+
+
 def command(*values: str | bytes | int) -> bytes:
     """A whole request."""
     return b"*%d\r\n%b" % (len(values), words(*values))
@@ -84,6 +96,27 @@ def whole(script: Script, request: bytes) -> bytes:
     return request.replace(script.digest, script.text, 1)
 
 
+def suspect_after(within: float) -> float:
+    """For how long a reply is waited for on a connection that used to work before a new connection is made.
+
+    A third of the time: if the old connection leads nowhere, there is time to ask again on the new one.
+    """
+    third = within / 3
+    if third > SUSPECT_AFTER_S:
+        return SUSPECT_AFTER_S
+    return third if third > _MIN_SUSPECT_AFTER_S else min(within, _MIN_SUSPECT_AFTER_S)
+
+
+def wait_for_replicas(within: float) -> float:
+    """For how many seconds the server may wait for its replicas, during which it replies to nothing on a connection."""
+    return min(within / 2, MAX_WAIT_S)
+
+
+def suspect_after_wait(within: float) -> float:
+    """As `suspect_after`, where the server waits for its replicas."""
+    return suspect_after(within) + wait_for_replicas(within)
+
+
 def keep_alive(connected: Any) -> None:
     """Let the kernel probe whether the other end is there, on a socket that is only read."""
     with suppress(OSError):  # a unix socket has no such options
@@ -93,8 +126,14 @@ def keep_alive(connected: Any) -> None:
                 connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def unavailable(server: str, what: str, *, transient: bool = True) -> BackendUnavailable:
-    return BackendUnavailable(f"the lock server {server} {what}", transient=transient)
+def unavailable(server: str, what: str, *, transient: bool = True, sent: bool = True) -> BackendUnavailable:
+    return BackendUnavailable(f"the lock server {server} {what}", transient=transient, sent=sent)
+
+
+def unsent(error: BackendUnavailable) -> BackendUnavailable:
+    """What failed had to come before the request, of which nothing was sent."""
+    error.sent = False
+    return error
 
 
 def no_connection(url: str, reason: str, *, transient: bool = True) -> BackendUnavailable:

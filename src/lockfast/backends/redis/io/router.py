@@ -24,7 +24,9 @@ from lockfast.backends.redis.io.resp import (
     kind_of,
     refusal,
     unavailable,
+    unsent,
     version_and_role,
+    wait_for_replicas,
     whole,
 )
 from lockfast.backends.wakeups import Wakeups
@@ -58,6 +60,10 @@ class Connections(Protocol):
 
     async def expect(self, claim: Claim, address: Address | None, within: float) -> str:
         """As `wakeups.expect`, but subscribes first if there is no subscription."""
+        ...
+
+    def keeps_order(self, address: Address | None) -> bool:
+        """Whether a request that is sent now is carried out after one that was interrupted just now."""
         ...
 
     def drop(self, address: Address | None) -> None:
@@ -95,18 +101,28 @@ class RedisDriver:
         address = None if self._map is None else self._map.any()
         try:
             return await self._connections.expect(claim, address, within)
-        except BackendUnavailable:
+        except BackendUnavailable as error:
             self._lost_track(address)
-            raise
+            raise unsent(error) from error.__cause__
 
     async def run(self, script: Script, key: str, request: bytes, within: float) -> Any:
         """Run one script, on the server that has the key. Raises BackendUnavailable."""
+        until = boot_now() + within
         answer = await self.ask(key, request, within)
-        return await self.settle(script, key, request, answer, within) if answer.__class__ is ReplyError else answer
+        if answer.__class__ is ReplyError:
+            answer = await self.settle(script, key, request, answer, max(0.01, until - boot_now()))
+        return answer
 
     def ask(self, key: str, request: bytes, within: float) -> Awaitable[Any]:
         """The first half of `run`, without anything that costs time: the reply, or an error reply to `settle`."""
         return self._ask_one(None, request, within) if self._direct else self._ask_node(key, request, within)
+
+    def keeps_order(self, key: str) -> bool:
+        """Whether the next request to the server of that key is carried out after one that was interrupted just now."""
+        try:
+            return self._connections.keeps_order(None if self._map is None else self._map.node_of(key))
+        except BackendUnavailable:  # no node is known to have it
+            return False
 
     async def settle(self, script: Script, key: str, request: bytes, error: Any, within: float) -> Any:
         address = None if self._map is None else self._map.node_of(key)
@@ -124,6 +140,7 @@ class RedisDriver:
 
     async def run_replicated(self, script: Script, key: str, request: bytes, within: float) -> tuple[Any, int]:
         """As `run`, and the number of replicas that have it too."""
+        until = boot_now() + within
         within = await self._get_ready(within)
         address = None if self._map is None else self._map.node_of(key)
         wait = self._wait(within)
@@ -133,14 +150,15 @@ class RedisDriver:
             self._lost_track(address)
             raise
         if answer.__class__ is ReplyError:
-            answer, replicas = await self._settle(script, request, answer, address, within, wait)
+            left = max(0.01, until - boot_now())
+            answer, replicas = await self._settle(script, request, answer, address, left, wait)
         if replicas.__class__ is ReplyError:
             raise self._refused(replicas, address)
         return answer, replicas
 
     def _wait(self, within: float) -> bytes:
         """Ask how many replicas have the writes of this connection."""
-        return command("WAIT", self.replicas, max(1, int(min(within / 2, 1.0) * 1000)))
+        return command("WAIT", self.replicas, max(1, int(wait_for_replicas(within) * 1000)))
 
     async def run_all(
         self, script: Script, calls: Sequence[Call], within: float, *, replicated: bool = False
@@ -250,7 +268,7 @@ class RedisDriver:
         self._connections.after_fork()
 
     def __repr__(self) -> str:
-        return f"redis at {self.endpoint.name}, db {self.endpoint.db}"  # equal for two drivers of one store
+        return f"redis at {self.endpoint.name}, db {self.endpoint.db}"
 
     # Error replies
 
@@ -319,10 +337,13 @@ class RedisDriver:
         if self._greeted and (self._map is None or not self._map.stale):
             return within
         until = boot_now() + within
-        if not self._greeted:
-            await self._greet(within)
-        elif self._map is not None:
-            await self._learn(within)
+        try:
+            if not self._greeted:
+                await self._greet(within)
+            elif self._map is not None:
+                await self._learn(within)
+        except BackendUnavailable as error:
+            raise unsent(error) from error.__cause__
         return max(0.01, until - boot_now())
 
     async def identify(self, within: float) -> tuple[str, str]:

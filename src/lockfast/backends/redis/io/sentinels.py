@@ -50,6 +50,11 @@ class SentinelEndpoint(RedisEndpoint):
         return self._name
 
     @property
+    def store_id(self) -> str:
+        sentinels = sorted(str(sentinel.address) for sentinel in self._sentinels)
+        return f"redis service {self._service} {' '.join(sentinels)} {self.db}"
+
+    @property
     def url(self) -> str:
         return self._url(*(sentinel.address for sentinel in self._sentinels))
 

@@ -12,6 +12,7 @@ from urllib.parse import SplitResult, parse_qs, unquote
 import redis
 
 from lockfast._secrets import shown_option
+from lockfast.backends.redis.io.connections import kind_of_class
 from lockfast.backends.redis.io.endpoints import LOGIN, PORT, URL_OPTIONS, Address, ClusterEndpoint, RedisEndpoint
 from lockfast.backends.redis.io.sentinels import SENTINEL_PORT, SERVICE_ERRORS, SentinelEndpoint
 from lockfast.backends.redis.io.tls import OPTIONS, checks_host_names, is_tls
@@ -115,23 +116,37 @@ def _hosts(parts: SplitResult, port: int) -> list[Address]:
 
 
 def endpoint_of_client(client: Any) -> RedisEndpoint | None:
-    """The endpoint that it would connect to, or None if it is no client of redis-py. Its connections are not used."""
+    """The endpoint that it would connect to, or None if it is no client of redis-py. Its connections are not used.
+
+    Raises ValueError if they are made in a way that ours cannot follow.
+    """
     nodes = getattr(client, "nodes_manager", None)
     if nodes is not None:
         settings = dict(getattr(client, "connection_kwargs", None) or nodes.connection_kwargs)
         seeds = [Address(node.host, int(node.port)) for node in nodes.startup_nodes.values()]
-        tls = bool(settings.get("ssl")) or "SSL" in getattr(settings.get("connection_class"), "__name__", "")
-        return ClusterEndpoint("tls" if tls else "tcp", settings, seeds)
+        _refuse_function(getattr(client, "user_on_connect_func", None))
+        kind = kind_of_class(settings.get("connection_class", redis.Connection))
+        return ClusterEndpoint("tls" if settings.get("ssl") else kind, settings, seeds)
     pool = getattr(client, "connection_pool", None)
     if pool is None or not hasattr(pool, "connection_kwargs"):
         return None
-    settings = dict(pool.connection_kwargs)
-    kind = "unix" if "path" in settings else "tls" if "SSL" in pool.connection_class.__name__ else "tcp"
+    settings, kind = dict(pool.connection_kwargs), kind_of_class(pool.connection_class)
+    _refuse_function(settings.get("redis_connect_func") or settings.get("valkey_connect_func"))
     manager = getattr(pool, "sentinel_manager", None)
     if manager is not None:
-        sentinels = [one.connection_pool.connection_kwargs for one in manager.sentinels]
-        addresses = [Address(one["host"], int(one["port"])) for one in sentinels]
-        return SentinelEndpoint(kind, settings, pool.service_name, addresses, dict(manager.sentinel_kwargs))
+        pools = [sentinel.connection_pool for sentinel in manager.sentinels]
+        addresses = [Address(one.connection_kwargs["host"], int(one.connection_kwargs["port"])) for one in pools]
+        encrypted = "tls" in [kind_of_class(one.connection_class) for one in pools]
+        to_sentinels = {**manager.sentinel_kwargs, "ssl": encrypted}
+        return SentinelEndpoint(kind, settings, pool.service_name, addresses, to_sentinels)
     if kind == "unix":
         return RedisEndpoint(kind, settings, Address(settings["path"]))
     return RedisEndpoint(kind, settings, Address(settings.get("host", "localhost"), int(settings.get("port", PORT))))
+
+
+def _refuse_function(on_connect: object) -> None:
+    if on_connect is not None:
+        raise ValueError(
+            "connect() makes its own connections, and would not call the redis_connect_func of this client; pass a "
+            "client without it, or a URL (a credential_provider is used)"
+        )

@@ -87,12 +87,19 @@ class BlockingNodeConnection(BlockingConnection):
 
 
 def at_once(jobs: Sequence[Callable[[], T]]) -> list[T]:
-    """What all of them return; each but the last runs in a thread of its own, if the system has one."""
+    """What all of them return; each but the last runs in a thread of its own, if the system has one.
+
+    Raises what one of them raises, when all are over.
+    """
     results: list[Any] = [None] * len(jobs)
+    errors: list[BaseException] = []
     started = []
 
     def work(number: int) -> None:
-        results[number] = jobs[number]()
+        try:
+            results[number] = jobs[number]()
+        except BaseException as error:
+            errors.append(error)
 
     for number in range(len(jobs) - 1):
         try:
@@ -103,6 +110,8 @@ def at_once(jobs: Sequence[Callable[[], T]]) -> list[T]:
         work(len(jobs) - 1)
     for job in started:
         job.join()
+    if errors:
+        raise errors[0]
     return results
 
 

@@ -147,6 +147,9 @@ class NodeConnections:
             await Suspended(b"", 0)
         return self.node_wakeups.expect(claim)
 
+    def keeps_order(self, address: Address | None) -> bool:
+        return False
+
     def drop(self, address: Address | None) -> None:
         self._member.failed()
 
