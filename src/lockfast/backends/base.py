@@ -52,7 +52,8 @@ class Backend(Protocol):
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> Sequence[bool | None]:
         """For each: True, and it expires no earlier than its ttl from now; or False, it no longer holds.
 
-        None where some of several servers did not answer; if nothing is known of any, BackendUnavailable is raised.
+        None where it is not known: some of several servers did not answer, or another client has locked the record.
+        If nothing is known of any, BackendUnavailable is raised.
         Never shortens a hold, and never revives one that has expired, so replies may arrive in any order.
         """
         ...

@@ -160,15 +160,35 @@ class PostgresTableBackend:
     async def wait(self, claim: Claim, seconds: float) -> bool:
         return await self._driver.wakeups.wait(claim, seconds)
 
-    async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool]:
+    async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool | None]:
+        """First all rows that no other transaction has locked, then each of the others by itself."""
+        until = boot_now() + within
+        kept = await self._renew(batch, None, within)
+        skipped = [number for number, holds in enumerate(kept) if holds is None]
+        for done, number in enumerate(skipped):
+            left = max(0.01, until - boot_now())
+            patience = requests.patience(left / (len(skipped) - done))
+            try:
+                [kept[number]] = await self._renew([batch[number]], patience, left)
+            except BackendUnavailable as error:
+                if len(batch) == 1:
+                    raise
+                if not isinstance(error, NameInUse):
+                    break  # what was renewed is renewed
+        return kept
+
+    async def _renew(
+        self, batch: Sequence[Renewal], patience: str | None, within: float
+    ) -> builtins.list[bool | None]:
         keys = [split(renewal.claim.terms.key) for renewal in batch]
-        kept: builtins.list[bool] = await self._ask(
+        kept: builtins.list[bool | None] = await self._ask(
             "renew",
             array([namespace for namespace, _ in keys]),
             array([name for _, name in keys]),
             array([renewal.claim.id for renewal in batch]),
             array([str(renewal.fence) for renewal in batch]),
             array([repr(renewal.ttl) for renewal in batch]),
+            patience,
             self._now(),
             within=within,
         )

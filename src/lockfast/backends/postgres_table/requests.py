@@ -32,7 +32,7 @@ _PARAMETERS: Final = {
     "acquire": "text, text, text, text, float8, text, int, jsonb, text, int, float8",
     "release": "text, text, text, float8, text, text, int, float8",
     "abandon": "text, text, text, bool, int, float8",
-    "renew": "text[], text[], text[], bigint[], float8[], float8",
+    "renew": "text[], text[], text[], bigint[], float8[], int, float8",
     "observe": "text, text, text, bigint, text, int, float8",
     "inspect": "text, text, float8",
     "list": "text, text, float8",

@@ -82,6 +82,7 @@ _CONSTANTS: Final = {
     "PLAIN": str(PLAIN),
     "WRAPPED": WRAPPED,
     "FEW": "3",  # requests that are quicker one by one
+    "ROW_PATIENCE": "50",  # milliseconds that a batch waits for a row
     # The name of a row that is found by its claim. To a plan that was made while the table was empty, the index by name
     # looks as good, and visits every waiter of that name.
     "NAMED": "lock_name || '' = p_name AND namespace || '' = p_ns",

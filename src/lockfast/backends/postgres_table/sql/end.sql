@@ -134,41 +134,58 @@ BEGIN
     RETURN 'true';
 END $$;
 
--- For each: whether it still holds under that fence, and then for as long as it asks for. No name is entered: a row is
--- locked by the transaction that changes it, and what has expired is not brought back.
+-- For each: whether it still holds under that fence, and then for as long as it asks for; null if another transaction has
+-- locked the row. No name is locked: a row is locked by the transaction that changes it, and what has expired is not brought
+-- back. A renewal that has locked rows waits for none, so it is in no deadlock, and a row that stays locked delays no other
+-- lease. With p_patience there is one row, which is waited for.
 CREATE OR REPLACE FUNCTION @.lockfast_renew(
     p_ns text[], p_names text[], p_claims text[], p_fences bigint[], p_ttls double precision[],
-    p_now double precision DEFAULT NULL
+    p_patience integer DEFAULT NULL, p_now double precision DEFAULT NULL
 ) RETURNS json
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     v_answers boolean[] := array_fill(false, ARRAY[cardinality(p_names)]);
-    v_kept bigint[];
-    i bigint;
+    v_answer record;
 BEGIN
-    WITH asked AS MATERIALIZED (
-        SELECT ns, name, claim, fence, max(ttl) AS ttl, array_agg(number) AS numbers
-            FROM unnest(p_ns, p_names, p_claims, p_fences, p_ttls) WITH ORDINALITY
-                AS each (ns, name, claim, fence, ttl, number)
-            GROUP BY ns, name, claim, fence
-    ), kept AS (
-        UPDATE @.distributed_locks AS held SET
-                expires_at = greatest(
-                    least(held.expires_at, coalesce(to_timestamp(p_now), clock_timestamp()) + held.ttl),
-                    coalesce(to_timestamp(p_now), clock_timestamp()) + asked.ttl * interval '1 second'),
-                ttl = CASE  -- as lockfast_ttl, which could not be made part of this statement, and be called for each
-                    WHEN least(held.expires_at - coalesce(to_timestamp(p_now), clock_timestamp()), held.ttl)
-                        > asked.ttl * interval '1 second'
-                    THEN held.ttl ELSE asked.ttl * interval '1 second' END
-            FROM asked
-            WHERE held.lock_name = asked.name AND held.namespace = asked.ns AND held.claim = asked.claim
-              AND held.fence = asked.fence AND NOT held.ended
-              AND held.expires_at > coalesce(to_timestamp(p_now), clock_timestamp())
-            RETURNING asked.numbers
-    )
-    SELECT array_agg(number) INTO v_kept FROM kept, unnest(numbers) AS number;
-    FOREACH i IN ARRAY coalesce(v_kept, '{}') LOOP
-        v_answers[i] := true;
+    IF p_patience IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', p_patience::text, true);
+        PERFORM FROM @.distributed_locks
+            WHERE lock_name = p_names[1] AND namespace = p_ns[1] AND claim = p_claims[1] FOR NO KEY UPDATE;
+    END IF;
+    FOR v_answer IN
+        WITH asked AS MATERIALIZED (
+            SELECT ns, name, claim, fence, max(ttl) * interval '1 second' AS ttl, array_agg(number) AS numbers
+                FROM unnest(p_ns, p_names, p_claims, p_fences, p_ttls) WITH ORDINALITY
+                    AS each (ns, name, claim, fence, ttl, number)
+                GROUP BY ns, name, claim, fence
+        ), found AS MATERIALIZED (
+            SELECT held.ctid AS version, asked.ttl, asked.numbers
+                FROM asked JOIN @.distributed_locks AS held
+                    ON held.lock_name = asked.name AND held.namespace = asked.ns AND held.claim = asked.claim
+                    AND held.fence = asked.fence AND NOT held.ended
+                    AND held.expires_at > coalesce(to_timestamp(p_now), clock_timestamp())
+        ), locked AS MATERIALIZED (
+            SELECT held.ctid AS version, found.ttl, found.numbers
+                FROM found JOIN @.distributed_locks AS held ON held.ctid = found.version
+                FOR NO KEY UPDATE OF held SKIP LOCKED
+        ), kept AS (
+            UPDATE @.distributed_locks AS held SET
+                    expires_at = greatest(
+                        least(held.expires_at, coalesce(to_timestamp(p_now), clock_timestamp()) + held.ttl),
+                        coalesce(to_timestamp(p_now), clock_timestamp()) + locked.ttl),
+                    ttl = CASE  -- as lockfast_ttl, which could not be made part of this statement, and be called for each
+                        WHEN least(held.expires_at - coalesce(to_timestamp(p_now), clock_timestamp()), held.ttl)
+                            > locked.ttl
+                        THEN held.ttl ELSE locked.ttl END
+                FROM locked
+                WHERE held.ctid = locked.version AND held.expires_at > coalesce(to_timestamp(p_now), clock_timestamp())
+                RETURNING locked.numbers
+        )
+        SELECT number, bool_or(holds) AS holds FROM (
+            SELECT numbers, true AS holds FROM kept UNION ALL SELECT numbers, NULL FROM found
+        ) AS known, unnest(numbers) AS number GROUP BY number
+    LOOP
+        v_answers[v_answer.number] := v_answer.holds;
     END LOOP;
     RETURN array_to_json(v_answers);
 END $$;

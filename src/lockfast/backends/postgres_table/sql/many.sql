@@ -1,7 +1,8 @@
 -- Many releases and then many acquires in one step: the requests of one process that came while another was under way.
 -- A name that another transaction has locked is not waited for, or one slow name would delay all others: its answer is
 -- null. So no two of these can wait for each other either. With p_patience all are for one name, and that is waited
--- for: so many requests take up no more of the server than one does.
+-- for: so many requests take up no more of the server than one does. A row is waited for briefly: a renewal locks rows
+-- without their names, and is soon done. If another transaction keeps one locked, all fail, and each is asked for alone.
 -- The usual cases are done for all names at once; whatever is unusual is done one by one.
 CREATE OR REPLACE FUNCTION @.lockfast_many(
     r_ns text[], r_names text[], r_claims text[], r_lingers double precision[], r_successors text[], r_ours text[],
@@ -9,7 +10,7 @@ CREATE OR REPLACE FUNCTION @.lockfast_many(
     a_limits integer[], a_metadata jsonb[], a_addresses text[], p_patience integer DEFAULT NULL,
     p_now double precision DEFAULT NULL
 ) RETURNS json
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET lock_timeout = ROW_PATIENCE AS $$
 DECLARE
     v_now timestamptz;
     v_released json[] := array_fill(NULL::json, ARRAY[cardinality(r_names)]);
