@@ -69,8 +69,8 @@ class TestFailover(OnPostgres):
         async with locks.lock("x", wait=LIMIT) as lease:
             assert lease.held
 
-    async def _two_holders(self, stage: Stage) -> tuple[AwaitedLease, AwaitedLease]:
-        """The first one's lock never reaches the replica, which is the primary from then on."""
+    async def _not_replicated(self, stage: Stage) -> AwaitedLease:
+        """A lock that never reaches the replica, which is the primary from then on."""
         self.where = self.server.url
         locks = stage.locks()
         early = await locks.lock("early", ttl=600).take()
@@ -85,13 +85,13 @@ class TestFailover(OnPostgres):
         locks.raw._logic.engine.patience = 0.3  # when the story is over, it cannot let go of what it never gave back
         self.replica.promote()
         self.where = self.replica.url
-        second = await stage.locks().lock("x", ttl=600).take()
-        return first, second
+        return first
 
     async def test_a_lock_that_was_not_replicated_is_granted_again_and_the_fence_shows_the_late_holder(
         self, stage: Stage
     ) -> None:
-        first, second = await self._two_holders(stage)
+        first = await self._not_replicated(stage)
+        second = await stage.locks().lock("x", ttl=600).take()
         assert first.held, "it cannot know"
         assert second.held
         assert second.fence > first.fence
@@ -101,6 +101,11 @@ class TestFailover(OnPostgres):
         await cell.write("by the second", fence=second.fence)
         with pytest.raises(StaleFence):
             await cell.write("by the first", fence=first.fence)
+
+    async def test_an_sql_client_that_comes_first_after_a_failover_gets_a_higher_fence(self, stage: Stage) -> None:
+        first = await self._not_replicated(stage)
+        assert self.replica.psql("SELECT acquire_lock('x', 'psql', 600)") == "t"
+        assert int(self.replica.psql("SELECT fence FROM distributed_locks WHERE lock_name = 'x'")) > first.fence
 
 
 def _resource_refuses(resource: psycopg.Connection[Any], old: int, new: int) -> None:

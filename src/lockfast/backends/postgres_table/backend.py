@@ -165,16 +165,18 @@ class PostgresTableBackend:
         until = boot_now() + within
         kept = await self._renew(batch, None, within)
         skipped = [number for number, holds in enumerate(kept) if holds is None]
+        refused: BackendUnavailable | None = None
         for done, number in enumerate(skipped):
             left = max(0.01, until - boot_now())
             patience = requests.patience(left / (len(skipped) - done))
             try:
                 [kept[number]] = await self._renew([batch[number]], patience, left)
             except BackendUnavailable as error:
-                if len(batch) == 1:
-                    raise
+                refused = error
                 if not isinstance(error, NameInUse):
-                    break  # what was renewed is renewed
+                    break
+        if refused is not None and not any(holds is not None for holds in kept):
+            raise refused
         return kept
 
     async def _renew(

@@ -26,6 +26,7 @@ BEGIN
     IF p_ttl_seconds IS NULL OR NOT p_ttl_seconds > 0 OR p_ttl_seconds > LONGEST_TTL THEN
         RAISE invalid_parameter_value USING MESSAGE = 'a ttl is a positive number of seconds, at most ten years';
     END IF;
+    PERFORM @.lockfast_check_restart();
     IF (@.lockfast_acquire('', p_lock_name, 'sql:' || p_holder_id, p_holder_id, p_ttl_seconds, 'exclusive', NULL,
                            p_metadata) ->> 'fence') IS NULL THEN
         RAISE lock_not_available;

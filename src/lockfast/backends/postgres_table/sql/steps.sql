@@ -11,26 +11,34 @@ CREATE OR REPLACE FUNCTION @.lockfast_is_name(p_name text) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN coalesce(p_name <> '' AND length(p_name) <= 255 AND p_name !~ '[\x01-\x1f\x7f]', false);
 
--- A client calls this first on each connection. If a crash or failover may have lost numbers that were handed out, the
--- sequence goes on at the clock, so that no number comes twice.
+-- If a crash or failover may have lost numbers that were handed out, the sequence goes on at the clock, so that no number
+-- comes twice. Our own clients call this first on each connection, others with each acquire_lock. It is not known how long
+-- the caller's transaction stays open, so nothing stays locked: what is locked here is rolled back, but a sequence is not.
 CREATE OR REPLACE FUNCTION @.lockfast_check_restart() RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     v_clock bigint;
 BEGIN
-    FOR attempt IN 1 .. 2 LOOP
-        IF EXISTS (SELECT FROM @.lockfast_life
-                   WHERE started = pg_postmaster_start_time() AND home = '@.lockfast_life'::regclass) THEN
-            RETURN true;
-        END IF;
-        LOCK TABLE @.lockfast_life IN EXCLUSIVE MODE;  -- clients that come at the same time check again
-    END LOOP;
-    v_clock := floor(extract(epoch FROM clock_timestamp()) * 1000000);
-    IF v_clock > nextval('@.lockfast_fence') THEN
-        PERFORM setval('@.lockfast_fence', v_clock);
+    IF EXISTS (SELECT FROM @.lockfast_life
+               WHERE started = pg_postmaster_start_time() AND home = '@.lockfast_life'::regclass) THEN
+        RETURN true;
     END IF;
-    DELETE FROM @.lockfast_life;
+    BEGIN
+        PERFORM pg_advisory_xact_lock(LOCKFAST, RESTART);
+        v_clock := floor(extract(epoch FROM clock_timestamp()) * 1000000);
+        IF v_clock > nextval('@.lockfast_fence') + 1000 THEN  -- else another caller was here a millisecond ago
+            PERFORM setval('@.lockfast_fence', v_clock);
+        END IF;
+        RAISE no_data_found;
+    EXCEPTION WHEN no_data_found THEN  -- which unlocks
+    END;
     INSERT INTO @.lockfast_life VALUES (pg_postmaster_start_time(), '@.lockfast_life'::regclass);
+    IF current_setting('transaction_isolation') = 'read committed' THEN  -- else a concurrent one would be an error
+        DELETE FROM @.lockfast_life WHERE ctid IN (
+            SELECT ctid FROM @.lockfast_life
+            WHERE started <> pg_postmaster_start_time() OR home <> '@.lockfast_life'::regclass
+            FOR UPDATE SKIP LOCKED);
+    END IF;
     RETURN true;
 END $$;
 
