@@ -22,7 +22,7 @@ from lockfast.backends.postgres.io.one_query import identify
 from lockfast.backends.postgres.io.refusals import NameInUse
 from lockfast.backends.postgres_table import requests
 from lockfast.backends.postgres_table.io.batching import array
-from lockfast.backends.postgres_table.io.blocking import PostgresDriver
+from lockfast.backends.postgres_table.io.driver import PostgresDriver
 from lockfast.backends.postgres_table.requests import (
     OPERATOR_PATIENCE_MS,
     TRY_PATIENCE_MS,
@@ -179,9 +179,7 @@ class PostgresTableBackend:
             raise refused
         return kept
 
-    async def _renew(
-        self, batch: Sequence[Renewal], patience: str | None, within: float
-    ) -> builtins.list[bool | None]:
+    async def _renew(self, batch: Sequence[Renewal], patience: str | None, within: float) -> builtins.list[bool | None]:
         keys = [split(renewal.claim.terms.key) for renewal in batch]
         kept: builtins.list[bool | None] = await self._ask(
             "renew",

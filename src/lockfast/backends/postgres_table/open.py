@@ -11,7 +11,7 @@ from urllib.parse import SplitResult
 from lockfast.backends.opening import BackendFactory, ConnectOptions, refuse_fragment
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, endpoint_of_client, endpoint_of_url
 from lockfast.backends.postgres_table.backend import PostgresTableBackend
-from lockfast.backends.postgres_table.io.blocking import open_driver
+from lockfast.backends.postgres_table.io.driver import open_driver
 from lockfast.backends.postgres_table.requests import Catalogue
 from lockfast.backends.postgres_table.schema import VERSION, script, script_in_one, valid_schema
 from lockfast.errors import Unsupported

@@ -15,7 +15,8 @@ from typing import Any
 from lockfast._model import Claim
 from lockfast._refusals import closed_driver
 from lockfast._worlds import Clock
-from lockfast._worlds.asyncio_ import background_task, end_tasks, seen
+from lockfast._worlds.asyncio_ import background_task, end_tasks
+from lockfast.backends.connecting.single_flight import SingleFlight
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, conninfo
 from lockfast.backends.postgres.io.refusals import Broken, RolledBack, copy_of, no_connection, unavailable
 from lockfast.backends.postgres.io.resolver import Names, not_found, shares
@@ -32,11 +33,14 @@ from lockfast.backends.postgres_table.io.batching import (
     MIN_TO_SPLIT,
     STUCK_AFTER_S,
     Many,
-    Retry,
     TableRequest,
     failures_of,
+    first_of,
+    is_sent_again,
     may_join,
     replies_of,
+    rolled_back_again,
+    settled,
 )
 from lockfast.backends.postgres_table.io.connections_asyncio import (
     AsyncioPostgresTableWakeups,
@@ -77,12 +81,12 @@ class AsyncioPostgres:
         self._busy: list[AsyncioTableConnection] = []
         self._dialling: set[asyncio.Task[None]] = set()
         self._waiting: deque[PendingTableRequest] = deque()
-        self._others_first = False  # before requests that were blocked: each may keep its connection for a while
+        self._others_first = False  # the last statement was of blocked requests, see `first_of`
         self._pumps = False  # the next turn of the loop sends what waits
         self._stuck_timer: asyncio.TimerHandle | None = None  # to see whether all connections are stuck
         self._timer: asyncio.TimerHandle | None = None
         self._late_at = _NEVER  # when the first of the unanswered may be late
-        self._listening: asyncio.Task[None] | None = None
+        self._listening = SingleFlight[None]("lockfast-listen")
         self._checked = False  # that the schema is there
         self._closed = False
         self._listens_at = 0.0  # not before; waiters poll until then. Never again behind a pooler
@@ -108,15 +112,11 @@ class AsyncioPostgres:
         until = loop.time() + (min(within, CLEAN_UP_WITHIN_S) if self._closed else within)
         for _ in range(MAX_TRIES):
             answer = await self._carried(loop, request, until)
-            if isinstance(answer, Retry):
-                answer.prepare(request)
-            elif not isinstance(answer, RolledBack):
-                if isinstance(answer, BackendUnavailable):
-                    raise copy_of(answer, last=self._closed)
-                return answer
+            if not is_sent_again(request, answer):
+                return settled(answer, closed=self._closed)
             if loop.time() >= until:
                 break
-        raise unavailable(self.endpoint.name, "rolled it back again and again, because of others at the same rows")
+        raise rolled_back_again(self.endpoint.name)
 
     def _carried(self, loop: asyncio.AbstractEventLoop, request: TableRequest, until: float) -> asyncio.Future[Any]:
         """What becomes of it, later: an answer, or an error."""
@@ -223,17 +223,15 @@ class AsyncioPostgres:
     def _next_batch(self, connections: int) -> list[PendingTableRequest]:
         """What to send next, if so many connections are free: while the server is at one part, we are at the other."""
         most = min(MAX_BATCH, -(-len(self._waiting) // connections))
-        first = self._waiting[0]
-        if self._others_first and first.request.blocked:
-            first = next((one for one in self._waiting if not one.request.blocked and not one.answer.done()), first)
-        self._waiting.remove(first)
+        waiting = [pending for pending in self._waiting if not pending.answer.done()]
+        first = first_of(waiting, others_first=self._others_first)
+        waiting.remove(first)
         self._others_first = first.request.blocked
         if first.request.alone:
+            self._waiting = deque(waiting)
             return [first]
         batch, left = [first], deque[PendingTableRequest]()
-        for pending in self._waiting:
-            if pending.answer.done():
-                continue
+        for pending in waiting:
             if len(batch) >= most or not may_join(pending.request, first.request):
                 left.append(pending)
             else:
@@ -272,8 +270,9 @@ class AsyncioPostgres:
 
     async def _dial(self, within: float) -> None:
         try:
-            async with asyncio.timeout(max(within, _MIN_DIAL_S)):
-                session = await self._connect(max(within, _MIN_DIAL_S), 0 if self._checked else self._version)
+            within = max(within, _MIN_DIAL_S)
+            async with asyncio.timeout(within):
+                session = await self._connect(within, 0 if self._checked else self._version)
         except TimeoutError:
             self._fail(no_connection(self.endpoint, sent=False))
         except BackendUnavailable as error:
@@ -336,26 +335,21 @@ class AsyncioPostgres:
     async def expect(self, claim: Claim, within: float) -> str:
         loop = self._begin()
         if not self.wakeups.address and loop.time() >= self._listens_at:
-            if self._listening is None or self._listening.done():
-                self._listening = background_task(loop, self._listen(max(within, _MIN_DIAL_S)), "lockfast-listen")
-                self._listening.add_done_callback(seen)
             try:
-                await self._listens(self._listening, min(LISTEN_WITHIN_S, within / 2))
+                patience = min(LISTEN_WITHIN_S, within / 2)
+                await self._listening.run(
+                    lambda _: self._listen(max(within, _MIN_DIAL_S)), patience, self._not_listening
+                )
             except BackendUnavailable as error:
                 if not error.transient or not (self._busy or self._idle):
-                    raise
+                    raise copy_of(error) from error
                 self._poll_from_now_on(error)
         return self.wakeups.expect(claim)
 
-    async def _listens(self, listening: asyncio.Task[None], within: float) -> None:
-        await asyncio.wait({listening}, timeout=within)
-        if not listening.done():
-            raise no_connection(self.endpoint, sent=False)
-        if listening.cancelled():
-            raise self._closed_error()
-        error = listening.exception()
-        if error is not None:
-            raise copy_of(error) if isinstance(error, BackendUnavailable) else error
+    def _not_listening(self, reason: str) -> BackendUnavailable:
+        return (
+            self._closed_error() if self._closed else no_connection(self.endpoint, [TimeoutError(reason)], sent=False)
+        )
 
     def _poll_from_now_on(self, reason: BackendUnavailable) -> None:
         first, self._listens_at = not self._listens_at, asyncio.get_running_loop().time() + LISTEN_AGAIN_AFTER_S
@@ -409,7 +403,7 @@ class AsyncioPostgres:
             if timer is not None:
                 timer.cancel()
         dialling, self._dialling = self._dialling, set()
-        await end_tasks([*dialling, self._listening])
+        await end_tasks([*dialling, self._listening.task])
         busy, self._busy = (
             self._busy,
             [connection for connection in self._busy if any(one.request.is_cleanup for one in connection.batch)],

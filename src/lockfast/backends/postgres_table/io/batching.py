@@ -1,16 +1,17 @@
 """What is asked of PostgreSQL, and how many requests of one process become one statement.
 
-Decides: which requests may share a statement, and what becomes of each when the statement fails.
+Decides: which request goes first, which requests may share a statement, and what becomes of each when it fails.
 Leaves to `blocking` and `asyncio_`: when a statement is sent, with which requests, on which connection.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from lockfast.backends.postgres.io.refusals import NameInUse, StatementRefused
+from lockfast.backends.postgres.io.refusals import NameInUse, RolledBack, StatementRefused, copy_of, unavailable
 from lockfast.backends.postgres_table.io.session import PreparedStatement
+from lockfast.errors import BackendUnavailable
 
 MAX_BATCH: Final = 500  # requests in one statement: the server does nothing else on that connection meanwhile
 MAX_CONNECTIONS: Final = 2  # for requests: while the server works on one batch, the next is gathered
@@ -78,6 +79,23 @@ RETRY_ALONE: Final = Retry()
 RETRY_BLOCKED: Final = _RetryBlocked()
 
 
+class Pending(Protocol):
+    """A request on its way, in either world."""
+
+    request: TableRequest
+
+
+P = TypeVar("P", bound=Pending)
+
+
+def first_of(waiting: Sequence[P], *, others_first: bool) -> P:
+    """The request to send next. A blocked one may keep its connection for a while: if one just did, others go first."""
+    first = waiting[0]
+    if others_first and first.request.blocked:
+        return next((one for one in waiting if not one.request.blocked), first)
+    return first
+
+
 def may_join(request: TableRequest, first: TableRequest) -> bool:
     """Whether both can be in one statement."""
     if request.alone or first.alone or request.blocked != first.blocked:
@@ -116,6 +134,25 @@ def failures_of(batch: Sequence[TableRequest], error: Exception) -> list[Any]:
     """What becomes of each. If the server refused a batch, one request may be the reason: then each goes alone."""
     of_all = len(batch) == 1 or (batch[0].blocked and isinstance(error, NameInUse))
     return [RETRY_ALONE if isinstance(error, StatementRefused) and not of_all else error] * len(batch)
+
+
+def is_sent_again(request: TableRequest, answer: Any) -> bool:
+    """Whether the request is to be sent once more, which it is ready for then."""
+    if isinstance(answer, Retry):
+        answer.prepare(request)
+        return True
+    return isinstance(answer, RolledBack)
+
+
+def settled(answer: Any, *, closed: bool) -> Any:
+    """The answer. Raises the error that came instead; after close() there is no other try."""
+    if isinstance(answer, BackendUnavailable):
+        raise copy_of(answer, last=closed)
+    return answer
+
+
+def rolled_back_again(endpoint: str) -> BackendUnavailable:
+    return unavailable(endpoint, "rolled it back again and again, because of concurrent transactions at the same rows")
 
 
 def array(values: Sequence[str | None]) -> str:

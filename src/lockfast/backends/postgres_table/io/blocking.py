@@ -9,17 +9,16 @@ from __future__ import annotations
 import math
 import select
 import threading
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from lockfast._model import Claim
 from lockfast._refusals import closed_driver
 from lockfast._time import boot_now
-from lockfast._worlds import Clock, World
+from lockfast._worlds import Clock
 from lockfast.backends.connecting.turns import in_turn
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, conninfo
-from lockfast.backends.postgres.io.refusals import Broken, RolledBack, copy_of, no_connection, unavailable
+from lockfast.backends.postgres.io.refusals import Broken, RolledBack, no_connection, unavailable
 from lockfast.backends.postgres.io.resolver import Names, each_address
 from lockfast.backends.postgres.io.stepping import Late, run
 from lockfast.backends.postgres.io.wire import connect
@@ -33,11 +32,14 @@ from lockfast.backends.postgres_table.io.batching import (
     MAX_TRIES,
     STUCK_AFTER_S,
     Many,
-    Retry,
     TableRequest,
     failures_of,
+    first_of,
+    is_sent_again,
     may_join,
     replies_of,
+    rolled_back_again,
+    settled,
     statement_for,
 )
 from lockfast.backends.postgres_table.io.connections import (
@@ -55,37 +57,7 @@ from lockfast.backends.postgres_table.io.session import (
     warn_cannot_listen,
     warn_polling_for_now,
 )
-from lockfast.backends.wakeups import Wakeups
 from lockfast.errors import BackendUnavailable
-
-
-class PostgresDriver(Protocol):
-    """What the backend asks of either world's driver."""
-
-    endpoint: PostgresEndpoint
-    now: Callable[[], float] | None  # a test's clock, which is passed to the server
-
-    @property
-    def wakeups(self) -> Wakeups: ...
-
-    @property
-    def cannot_listen(self) -> bool:
-        """No wake-up arrives here, so waiters have to poll."""
-        ...
-
-    async def ask(self, request: TableRequest, within: float) -> Any:
-        """The answer, from JSON. Raises BackendUnavailable."""
-        ...
-
-    async def expect(self, claim: Claim, within: float) -> str:
-        """As `wakeups.expect`, but makes the connection that wake-ups arrive by, if there is none."""
-        ...
-
-    @property
-    def blocking(self) -> bool: ...
-
-    async def close(self) -> None: ...
-    def after_fork(self) -> None: ...
 
 
 class _PendingRequest:
@@ -123,7 +95,7 @@ class BlockingPostgres:
         self._free: list[BlockingTableConnection | None] = [None] * MAX_CONNECTIONS
         self._spare: list[BlockingTableConnection | None] = [None] * MAX_SPARE
         self._waiting: list[_PendingRequest] = []  # non-empty only while no connection is free
-        self._others_first = False  # before requests that were blocked: each may keep its connection for a while
+        self._others_first = False  # the last statement was of blocked requests, see `first_of`
         self._checked = False  # that the schema is there
         self._closed = False
         self._listens_at = 0.0  # not before; waiters poll until then. Never again behind a pooler
@@ -139,15 +111,11 @@ class BlockingPostgres:
         until = boot_now() + (min(within, CLEAN_UP_WITHIN_S) if self._closed else within)
         for _ in range(MAX_TRIES):
             answer = self._carry(_PendingRequest(request, until))
-            if isinstance(answer, Retry):
-                answer.prepare(request)
-            elif not isinstance(answer, RolledBack):
-                if isinstance(answer, BackendUnavailable):
-                    raise copy_of(answer, last=self._closed)
-                return answer
+            if not is_sent_again(request, answer):
+                return settled(answer, closed=self._closed)
             if boot_now() >= until:
                 break
-        raise unavailable(self.endpoint.name, "rolled it back again and again, because of others at the same rows")
+        raise rolled_back_again(self.endpoint.name)
 
     # Who uses which connection
 
@@ -208,9 +176,7 @@ class BlockingPostgres:
 
     def _first_to_lead(self) -> _PendingRequest:
         """The first in the queue, or the one with most time among those that share its statement: it waits for all."""
-        first = self._waiting[0]
-        if self._others_first and first.request.blocked:
-            first = next((one for one in self._waiting if not one.request.blocked), first)
+        first = first_of(self._waiting, others_first=self._others_first)
         self._others_first = first.request.blocked
         if first.request.alone:
             return first
@@ -418,14 +384,3 @@ class BlockingPostgres:
 
     def __repr__(self) -> str:
         return self.endpoint.name
-
-
-def open_driver(
-    endpoint: PostgresEndpoint, world: World, clock: Clock | None, many: Many, version: int
-) -> PostgresDriver:
-    """The driver for that world. Nothing is opened yet."""
-    if world.blocking:
-        return BlockingPostgres(endpoint, clock, many, version)
-    from lockfast.backends.postgres_table.io.asyncio_ import AsyncioPostgres
-
-    return AsyncioPostgres(endpoint, clock, many, version)
