@@ -248,13 +248,13 @@ def test_a_waiter_leaves_the_queue_once_the_name_is_free(psql: Psql, url: str) -
 
 
 def test_the_first_caller_after_a_restart_in_an_open_transaction_delays_no_other_client(psql: Psql, url: str) -> None:
-    psql.say("DELETE FROM lockfast_life")  # as a crash does
-    psql.say("BEGIN")
-    assert psql.say("SELECT acquire_lock('x', 'psql')") == "t"
+    psql.execute("DELETE FROM lockfast_life")  # as a crash does
+    psql.execute("BEGIN")
+    assert psql.execute("SELECT acquire_lock('x', 'psql')") == "t"
     with lockfast.connect(url) as locks, locks.lock("y", wait=LIMIT) as lease:
-        assert lease.fence > int(psql.say("SELECT fence FROM distributed_locks WHERE lock_name = 'x'"))
-    psql.say("COMMIT")
-    assert psql.say("SELECT count(DISTINCT started) FROM lockfast_life") == "1"
+        assert lease.fence > int(psql.execute("SELECT fence FROM distributed_locks WHERE lock_name = 'x'"))
+    psql.execute("COMMIT")
+    assert psql.execute("SELECT count(DISTINCT started) FROM lockfast_life") == "1"
 
 
 def test_an_extension_in_an_open_transaction_holds_up_only_its_own_name(psql: Psql, url: str) -> None:
