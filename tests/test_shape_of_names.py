@@ -214,7 +214,7 @@ def _old(name: str) -> tuple[tuple[str, str], ...]:
 
 
 UNITS = ("_S", "_MS", "_NS", "_RATIO")
-RATIOS = {"MAX_DRIFT", "MAX_RATE", "RATE_MARGIN"}  # the name says what they are a part of, or that they have no unit
+RATIOS = {"MAX_DRIFT", "MAX_RATE", "PROBE_SHARE", "RATE_MARGIN"}  # the name says of what, or they have no unit
 
 
 def constants_without_unit(modules: dict[str, Module]) -> Offences:

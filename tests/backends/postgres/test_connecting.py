@@ -94,7 +94,7 @@ def test_a_connection_that_was_refused_leaves_no_socket_until_the_next_collectio
 
 @pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_nor_does_one_that_was_not_answered(fail: Fail, scheme: str) -> None:
+def test_a_connection_that_was_not_answered_leaves_no_socket_until_the_next_collection(fail: Fail, scheme: str) -> None:
     with socket.create_server((HOST, 0)) as mute:
         before = _sockets()
         kept = fail(f"{scheme}://{USER}@{HOST}:{mute.getsockname()[1]}/a", patience=0.05)

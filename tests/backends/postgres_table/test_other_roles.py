@@ -92,8 +92,8 @@ def test_no_operator_or_function_of_another_role_is_called_for_a_user_of_locks(
     assert trapped.caught() == []
 
 
-def test_nor_for_one_behind_a_pooler(trapped: Trapped) -> None:
-    """Which would keep a search_path for its next client, so none is set there."""
+def test_no_operator_of_another_role_runs_for_a_client_behind_a_pooler(trapped: Trapped) -> None:
+    """A pooler would keep a search_path for its next client, so none is set there."""
     with Pooler(table().server.port, transactions=True) as pooler:
         with lockfast.connect(f"postgresql://lockfast@{HOST}:{pooler.port}/{trapped.name}") as locks:
             with locks.lock("a"), locks.semaphore("s", 2):
@@ -101,7 +101,7 @@ def test_nor_for_one_behind_a_pooler(trapped: Trapped) -> None:
     assert trapped.caught() == []
 
 
-def test_nor_for_a_caller_of_the_functions(trapped: Trapped) -> None:
+def test_no_operator_of_another_role_runs_for_a_caller_of_the_functions(trapped: Trapped) -> None:
     calls = ("acquire_lock('a', 'me', 60)", "extend_lock('a', 'me', 60)", "release_lock('a', 'me')")
     for call in (*calls, "lockfast_list('', '')"):
         trapped.admin.execute(f"SELECT {call}".encode())
