@@ -18,7 +18,7 @@ QUESTIONS = (
     *("uncontended", "contended", "memory", "keeper", "startup", "waiting", "promptness"),
     *("redis_uncontended", "redis_asyncio", "redis_contended", "redis_keeper", "redis_server_cpu"),
     "redlock",
-    *("postgres_table", "postgres_advisory"),
+    *("postgres_table", "postgres_snapshot", "postgres_advisory"),
 )
 RESULTS = Path(__file__).parent / "results"
 

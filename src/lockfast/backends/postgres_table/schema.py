@@ -46,6 +46,7 @@ _FUNCTIONS: Final = (
     "values",
     "legacy_adopted",
     "portable",
+    "plans",
     "legacy_callers",
     "search_path",
 )
@@ -102,6 +103,8 @@ _CONSTANTS: Final = {
     # No legacy table may have these: they would mean something else.
     "OUR_COLUMNS": "('namespace', 'slot', 'ttl', 'claim', 'mode', 'max_holders', 'fence', 'ended')",
     "OUR_FUNCTIONS": "('acquire_lock', 'release_lock', 'extend_lock')",  # that others call
+    "ENTRY_POINTS": """('lockfast_acquire', 'lockfast_release', 'lockfast_many', 'lockfast_renew', 'lockfast_abandon',
+        'lockfast_observe', 'lockfast_inspect', 'lockfast_list', 'lockfast_break', 'extend_lock')""",
     "OUR_TYPES": "(ARRAY['text', 'text', 'double precision', 'jsonb'])",  # of their parameters
     "SWEEP_EVERY": "64",  # grants, after which a few names that are no longer asked for are cleaned up
 }

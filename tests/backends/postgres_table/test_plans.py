@@ -1,0 +1,99 @@
+"""The lock table with plans that were made while it was empty: what a step reads must not grow with the leases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.servers.postgres_tables import table
+
+pytestmark = pytest.mark.slow
+
+TABLES = "relname IN ('distributed_locks', 'lockfast_queue')"
+SCANNED = f"SELECT sum(seq_scan)::int FROM pg_stat_user_tables WHERE {TABLES}"
+ACQUIRE = "SELECT lockfast_acquire('', %s, %s, 'h', 30)"
+ASK = "SELECT lockfast_acquire('', %s, %s, 'h', 30, 'exclusive', NULL, NULL, '')"
+RELEASE = "SELECT lockfast_release('', %s, %s)"
+MANY = """SELECT lockfast_many(%(ns)s, %(names)s, %(claims)s, %(zeros)s, %(ns)s, %(ns)s,
+    %(ns)s, %(names)s, %(next)s, %(claims)s, %(ttls)s, %(modes)s,
+    array_fill(NULL::integer, '{5}'), array_fill(NULL::jsonb, '{5}'), array_fill(NULL::text, '{5}'))"""
+FILL = """INSERT INTO distributed_locks (lock_name, holder_id, expires_at, claim, fence)
+    SELECT 'other-' || n, 'h', clock_timestamp() + interval '1 hour', 'o' || n, n FROM generate_series(1, 2000) AS n"""
+
+Step = Callable[["Session", int], None]
+
+
+class Session:
+    """One connection, and what the server has counted of it."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = psycopg.connect(url, autocommit=True)
+        self.ask("SET stats_fetch_consistency = none")
+
+    def ask(self, sql: str, params: Any = None) -> Any:
+        cursor = self._connection.execute(sql.encode(), params)
+        row = cursor.fetchone() if cursor.description else None
+        return None if row is None else row[0]
+
+    def counted(self, what: str, step: Step, numbers: range) -> int:
+        """By how much that grew meanwhile."""
+        before = self._now(what)
+        for number in numbers:
+            step(self, number)
+        return self._now(what) - before
+
+    def _now(self, what: str) -> int:
+        self.ask("SELECT pg_stat_force_next_flush()")
+        return int(self.ask(what))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return table().url(tmp_path)
+
+
+@pytest.fixture
+def session(url: str) -> Iterator[Session]:
+    session = Session(url)
+    yield session
+    session.close()
+
+
+def cycle(session: Session, number: int) -> None:
+    assert "fence" in session.ask(ACQUIRE, ("x", f"c{number}"))
+    assert session.ask(RELEASE, ("x", f"c{number}")) is True
+
+
+def hand_over(session: Session, number: int) -> None:
+    """From one claim to the next, which waits for it."""
+    if number == 0:
+        session.ask(ACQUIRE, ("x", "c0"))
+    assert session.ask(ASK, ("x", f"c{number + 1}"))["position"] == 0
+    assert session.ask(RELEASE, ("x", f"c{number}")) is True
+    assert "fence" in session.ask(ASK, ("x", f"c{number + 1}"))
+
+
+def batch(session: Session, number: int) -> None:
+    """Releases of five names, and acquires of the same."""
+    names = [f"x{one}" for one in range(5)]
+    same: dict[str, Any] = {"ns": [""] * 5, "names": names, "zeros": [0] * 5, "ttls": [30] * 5}
+    claims, following = ([f"{name}-{turn}" for name in names] for turn in (number, number + 1))
+    released, acquired = session.ask(MANY, {**same, "claims": claims, "next": following, "modes": ["exclusive"] * 5})
+    assert released == [number > 0] * 5
+    assert all("fence" in one for one in acquired)
+
+
+@pytest.mark.parametrize("step", [cycle, hand_over, batch])
+def test_a_plan_made_while_the_table_was_empty_is_no_sequential_scan(session: Session, step: Step) -> None:
+    session.ask("VACUUM distributed_locks, lockfast_queue")  # from here on they are known to be empty
+    for number in range(20):
+        step(session, number)
+    session.ask(FILL)
+    assert session.counted(SCANNED, step, range(20, 30)) == 0
