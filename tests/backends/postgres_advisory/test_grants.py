@@ -127,3 +127,22 @@ def test_a_lease_is_not_extended_if_its_session_ended_behind_the_answer(
             assert lease.lost
 
     run_story(world, story())
+
+
+def test_threads_of_one_locks_may_look_for_the_end_of_its_session_at_the_same_time(plain: str) -> None:
+    failed: list[BaseException] = []
+    with lockfast.connect(plain.replace("postgresql:", "postgresql+advisory:")) as locks:
+
+        def take(name: str) -> None:
+            try:
+                for _ in range(150):
+                    with locks.lock(name) as lease:
+                        lease.extend()
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=take, args=(f"of thread {number}",)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        join(*threads)
+    assert failed == []

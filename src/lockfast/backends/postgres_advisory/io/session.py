@@ -151,8 +151,6 @@ class AdvisorySession:
         self.named = pgconn.parameter_status(b"application_name") != b"lockfast"
         pgconn.nonblocking = 1
         self._notices = pgconn.notice_handler = _NoticeHandler()
-        self._end = select.poll()
-        self._end.register(self.socket, _ARRIVED)  # the system adds errors
 
     def keeps(self, seconds: int) -> None:
         """The server keeps it for so long while the client is silent."""
@@ -228,7 +226,9 @@ class AdvisorySession:
 
     def end_arrived(self) -> bool:
         """Whether its end has arrived here; where the system does not report that, whether anything has."""
-        return bool(self._end.poll(0))
+        poll = select.poll()  # of our own: another thread may ask too, and Python refuses two at one poll object
+        poll.register(self.socket, _ARRIVED)  # the system adds errors
+        return bool(poll.poll(0))
 
     def read_end(self) -> None:
         """Read up to its end, which has arrived, or may have."""
