@@ -75,6 +75,16 @@ def test_a_server_that_keeps_all_since_its_restart_may_have_forgotten_what_came_
     assert connect(member, 1, run="second", keeps_all=True) == 0.0
 
 
+def test_a_server_that_kept_all_only_since_its_last_restart_but_one_is_as_young_as_that(
+    member: Member, boot: Boot
+) -> None:
+    connect(member, 600)
+    boot.now += 5.0
+    connect(member, 1, run="second", keeps_all=True)
+    boot.now += 1.0
+    assert connect(member, 1, run="third", keeps_all=True) == 1.0
+
+
 def test_a_server_that_was_a_replica_is_as_young_as_that(member: Member, boot: Boot) -> None:
     assert connect(member, 600) == 599.0
     with pytest.raises(BackendUnavailable, match="is a replica"):

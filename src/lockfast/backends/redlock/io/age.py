@@ -24,12 +24,11 @@ class ServerAge:
 
     def on_report(self, now: float, run: str, uptime: float, *, keeps_all: bool, is_replica: bool = False) -> None:
         """The server reported this. Its `uptime` is only used for a server that this client has never seen before."""
-        if run != self._run:
-            if keeps_all and (self._kept_all or not self._run):
-                self._since = _ALWAYS
-            else:
-                self._since = now if self._run else now - uptime
-            self._run = run
+        if not self._run:
+            self._since = _ALWAYS if keeps_all else now - uptime
+        elif run != self._run and not (keeps_all and self._kept_all):
+            self._since = now
+        self._run = run
         self._kept_all = keeps_all
         if is_replica:
             self._copied_at = now
