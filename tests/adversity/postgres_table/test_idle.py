@@ -10,6 +10,8 @@ import pytest
 
 import lockfast
 import lockfast.aio
+from lockfast._time import boot_now
+from lockfast.backends.postgres_table.io import connections_asyncio, session
 from lockfast.testing.stage import Stage
 from tests.adversity.postgres_table.stage import OnTable
 from tests.polling import HOUR, never_look
@@ -27,12 +29,64 @@ def _idle(locks: Any) -> set[Any]:
 
 def _forsaken(wire: Proxy, locks: Any) -> set[Any]:
     """Its connections lead nowhere from now on, and have been idle for an hour: those that are so."""
+    wire.forsake()
+    return _long_idle(locks)
+
+
+def _long_idle(locks: Any) -> set[Any]:
+    """Its connections have been idle for an hour."""
     idle = _idle(locks)
     for connection in idle:
-        moment = "since" if hasattr(connection, "since") else "idle_since"
-        setattr(connection, moment, getattr(connection, moment) - HOUR)
-    wire.forsake()
+        connection.idle_since -= HOUR
     return idle
+
+
+class TestSlowLink(OnTable):
+    """Connections that lead somewhere, over a link so slow that a quarter of a short wait is no time for a probe."""
+
+    SHORT = 0.9
+    DELAY = 0.3
+
+    async def test_a_request_with_little_time_is_sent_without_a_probe(self, stage: Stage) -> None:
+        with self.wire() as wire:
+            locks = await self.ready(stage)
+            before, accepted = _long_idle(locks), wire.accepted
+            wire.delay = self.DELAY
+            lease = await locks.lock("x", wait=self.SHORT).take()
+            assert _idle(locks) == before
+            assert wire.accepted == accepted
+            wire.heal()
+            await lease.release()
+
+    def test_a_request_with_little_time_closes_no_connection_of_others(self) -> None:
+        async def story(wire: Proxy) -> None:
+            async with lockfast.aio.connect(self.where) as locks:
+                async with locks.lock("ready"):
+                    pass
+                before = _long_idle(locks)
+                wire.delay = self.DELAY
+                hasty = asyncio.create_task(locks.lock("x", wait=self.SHORT).acquire())
+                patient = asyncio.create_task(locks.lock("y", wait=LIMIT).acquire())
+                assert await patient is not None
+                assert b"SELECT 1\0" in wire.sent
+                assert all(connection.alive for connection in before)
+                wire.heal()
+                await asyncio.wait([hasty])
+
+        with self.wire() as wire:
+            asyncio.run(story(wire))
+
+    async def test_a_connection_that_was_idle_while_the_machine_slept_is_probed(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with self.wire() as wire:
+            locks = await self.ready(stage)
+            for module in (session, connections_asyncio):
+                monkeypatch.setattr(module, "boot_now", lambda: boot_now() + HOUR)
+            before = len(wire.sent)
+            lease = await locks.lock("x", wait=LIMIT).take()
+            assert wire.sent[before:].count(b"SELECT 1\0") == 1
+            await lease.release()
 
 
 class TestIdle(OnTable):

@@ -51,6 +51,7 @@ from lockfast.backends.postgres_table.io.session import (
     ECHO_WITHIN_S,
     TableSession,
     echo,
+    is_suspect,
     listen,
     probe_within,
     register,
@@ -186,23 +187,28 @@ class AsyncioPostgres:
             self._stuck_timer = loop.call_later(STUCK_AFTER_S, self._pump_again)
 
     def _probe(self, connection: AsyncioTableConnection) -> bool:
-        """True if it has been idle for so long that it has to be probed before it is used."""
-        loop, since = asyncio.get_running_loop(), connection.since
-        within = probe_within(loop.time() - since, self._waiting[0].until - loop.time())
+        """True if it has been idle for so long that it has to be probed before it is used.
+
+        The request with most time decides for how long, so that one with little time closes no connection of others.
+        """
+        if not is_suspect(connection.idle_since):
+            return False
+        loop = asyncio.get_running_loop()
+        within = probe_within(max(pending.until for pending in self._waiting) - loop.time())
         if within is None:
             return False
         connection.probe()
         if connection.probing:
-            loop.call_later(within, self._end_probe, connection, connection.since, since)
+            loop.call_later(within, self._end_probe, connection, connection.since)
         return True
 
-    def _end_probe(self, connection: AsyncioTableConnection, probed_at: float, idle_since: float) -> None:
+    def _end_probe(self, connection: AsyncioTableConnection, probed_at: float) -> None:
         """If it was not answered, close the connection and all that have been idle for as long."""
         if not connection.probing or connection.since != probed_at or connection not in self._busy:
             return
         self._busy.remove(connection)
-        suspects = [one for one in self._idle if one.since <= idle_since]
-        self._idle = [one for one in self._idle if one.since > idle_since]
+        suspects = [one for one in self._idle if one.idle_since <= connection.idle_since]
+        self._idle = [one for one in self._idle if one.idle_since > connection.idle_since]
         for one in (connection, *suspects):
             one.close()
         self.wakeups.drop_session()

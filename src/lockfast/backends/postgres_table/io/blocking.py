@@ -51,6 +51,7 @@ from lockfast.backends.postgres_table.io.session import (
     ECHO_WITHIN_S,
     TableSession,
     echo,
+    is_suspect,
     listen,
     probe_within,
     register,
@@ -237,7 +238,7 @@ class BlockingPostgres:
     def _can_be_used(self, connection: BlockingTableConnection, until: float) -> bool:
         """Else it is closed; and if it leads nowhere, so are all that have been idle for as long."""
         now = boot_now()
-        within = probe_within(now - connection.idle_since, until - now)
+        within = probe_within(until - now) if is_suspect(connection.idle_since) else None
         if not connection.stale and within is None:
             return True
         try:

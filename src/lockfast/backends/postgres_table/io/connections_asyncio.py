@@ -12,6 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from lockfast._model import Claim
+from lockfast._time import boot_now
 from lockfast._worlds import Clock
 from lockfast.backends.postgres.io.refusals import Broken, RolledBack
 from lockfast.backends.postgres.io.wire import Steps
@@ -44,7 +45,8 @@ class AsyncioTableConnection:
     ) -> None:
         self.session = session
         self.batch: list[PendingTableRequest] = []  # those that wait for the statement that is under way
-        self.since = loop.time()  # when it was sent; or since when the connection is idle
+        self.since = loop.time()  # when it was sent
+        self.idle_since = boot_now()  # it counts the time that the machine sleeps, unlike the loop
         self.probing = False
         self.alive = True
         self._loop = loop
@@ -92,7 +94,7 @@ class AsyncioTableConnection:
     def _finish(self, answer: Any) -> None:
         self._steps = None
         self.probing = False
-        self.since = self._loop.time()
+        self.idle_since = boot_now()
         self._done(self, answer)
 
     def _end(self, broken: Broken) -> None:

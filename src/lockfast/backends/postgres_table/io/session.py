@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from psycopg import pq
 
+from lockfast._time import boot_now
 from lockfast.backends.postgres.io.endpoint import SAFE_PATH, PostgresEndpoint
 from lockfast.backends.postgres.io.refusals import (
     Broken,
@@ -42,11 +43,18 @@ _CHECK_INTERVAL_MS: Final = 500  # how often the server checks that a client who
 SUSPECT_AFTER_S: Final = 10.0  # a connection that was idle for so long is probed: a NAT may have forgotten it
 MAX_PROBE_S: Final = 1.0  # how long the reply to that may take,
 PROBE_SHARE: Final = 0.25  # and which part of the time that a request has: the rest is for a new connection
+MIN_PROBE_S: Final = 0.25  # with less there is no probe: it would take a slow connection for one that leads nowhere
 
 
-def probe_within(idle: float, left: float) -> float | None:
-    """Seconds for a probe, before a request that has so much time left; None if the connection was in use lately."""
-    return min(MAX_PROBE_S, max(0.0, left) * PROBE_SHARE) if idle >= SUSPECT_AFTER_S else None
+def is_suspect(idle_since: float) -> bool:
+    """Whether the connection may lead nowhere, after so long; the time that the machine slept counts."""
+    return boot_now() - idle_since >= SUSPECT_AFTER_S
+
+
+def probe_within(left: float) -> float | None:
+    """Seconds for a probe before a request that has so much time left; None if the request is sent without."""
+    within = min(MAX_PROBE_S, left * PROBE_SHARE)
+    return within if within >= MIN_PROBE_S else None
 
 
 class PreparedStatement(NamedTuple):
