@@ -16,7 +16,7 @@ from tests.adversity.postgres_table.stage import OnTable
 from tests.patience import impatient
 from tests.renewals import renew_soon, renewal_state
 
-RENEW = "SELECT lockfast_renew('{\"\"}', %s, %s, %s, '{60}')"
+RENEW = "SELECT lockfast_renew('{\"\"}', %s, %s, %s, '{60}', %s)"
 RELEASE = "SELECT lockfast_many(%s, %s, %s, %s, %s, %s, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')"
 
 
@@ -56,6 +56,14 @@ class TestLockedRows(OnTable):
         assert lease.held
         await lease.extend()
 
+    async def test_a_row_that_stays_locked_is_no_error_in_the_log_of_the_server(self, stage: Stage) -> None:
+        del stage  # the server alone decides this
+        with psycopg.connect(self.server.url, autocommit=True) as renewing:
+            fences = {"x": _taken(renewing, "x")}
+            with self.locked("x"):
+                assert _renewed(renewing, fences, "x", patience=1) == {"in_use": True}
+            assert _renewed(renewing, fences, "x", patience=1) == [True]
+
     async def test_a_locked_row_holds_up_no_other_release_of_its_batch(self, stage: Stage) -> None:
         locks = await self.ready(stage)
         leases = [await locks.lock(f"x{number}", ttl=600).take() for number in range(10)]
@@ -94,8 +102,10 @@ def _taken(connection: psycopg.Connection[Any], name: str) -> int:
     return int(row[0]["fence"])
 
 
-def _renewed(connection: psycopg.Connection[Any], fences: dict[str, int], name: str) -> Any:
-    row = connection.execute(RENEW, ([name], [name], [fences[name]])).fetchone()
+def _renewed(
+    connection: psycopg.Connection[Any], fences: dict[str, int], name: str, patience: int | None = None
+) -> Any:
+    row = connection.execute(RENEW, ([name], [name], [fences[name]], patience)).fetchone()
     assert row is not None
     return row[0]
 

@@ -137,7 +137,8 @@ END $$;
 -- For each: whether it still holds under that fence, and then for as long as it asks for; null if another transaction has
 -- locked the row. No name is locked: a row is locked by the transaction that changes it, and what has expired is not brought
 -- back. A renewal that has locked rows waits for none, so it is in no deadlock, and a row that stays locked delays no other
--- lease. With p_patience there is one row, which is waited for.
+-- lease. With p_patience there is one row, which is waited for; if that took longer, the answer is IN_USE, since an error
+-- would be a line in the server's log.
 CREATE OR REPLACE FUNCTION @.lockfast_renew(
     p_ns text[], p_names text[], p_claims text[], p_fences bigint[], p_ttls double precision[],
     p_patience integer DEFAULT NULL, p_now double precision DEFAULT NULL
@@ -148,9 +149,13 @@ DECLARE
     v_answer record;
 BEGIN
     IF p_patience IS NOT NULL THEN
-        PERFORM set_config('lock_timeout', p_patience::text, true);
-        PERFORM FROM @.distributed_locks
-            WHERE lock_name = p_names[1] AND namespace = p_ns[1] AND claim = p_claims[1] FOR NO KEY UPDATE;
+        BEGIN
+            PERFORM set_config('lock_timeout', p_patience::text, true);
+            PERFORM FROM @.distributed_locks
+                WHERE lock_name = p_names[1] AND namespace = p_ns[1] AND claim = p_claims[1] FOR NO KEY UPDATE;
+        EXCEPTION WHEN lock_not_available THEN
+            RETURN IN_USE;
+        END;
     END IF;
     FOR v_answer IN
         WITH asked AS MATERIALIZED (
