@@ -47,6 +47,8 @@ _OF_PSYCOPG: Final = {  # what pools and Django hand to psycopg itself
 
 # Options of a URL of SQLAlchemy or asyncpg: those with another name there, and those of the client itself.
 _SAME: Final = {"database": "dbname", "ssl": "sslmode"}
+_SSL: Final = {"true": "require", "false": "disable"}
+_HOST_AND_PORT: Final = re.compile(r"([^:/,]+):(\d+)")  # no path of a socket, IPv6 address or list
 _OF_CLIENTS: Final = {"prepared_statement_cache_size", "prepared_statement_name_func", "async_fallback"}
 
 # What is secret, what a URL says elsewhere, and what we set ourselves.
@@ -155,12 +157,12 @@ def _of_query(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     hosts = [value for name, value in pairs if name == "host"]
     for name, value in pairs:
         if name not in _OF_CLIENTS:
-            options[_SAME.get(name, name)] = "require" if (name, value) == ("ssl", "true") else value
-    if len(hosts) > 1:  # as SQLAlchemy names several servers: host=a:5432&host=b:5432
-        places = [host.rpartition(":") if ":" in host else (host, "", "") for host in hosts]
-        options["host"] = ",".join(host for host, _, _ in places)
-        if any(port for _, _, port in places):
-            options["port"] = ",".join(port or "5432" for _, _, port in places)
+            options[_SAME.get(name, name)] = _SSL.get(value, value) if name == "ssl" else value
+    if hosts:  # as SQLAlchemy names servers: host=a:5432&host=b:5432
+        found = [_HOST_AND_PORT.fullmatch(host) for host in hosts]
+        options["host"] = ",".join(match[1] if match else host for match, host in zip(found, hosts, strict=True))
+        if any(found):
+            options["port"] = ",".join(match[2] if match else "5432" for match in found)
     return options
 
 
