@@ -34,30 +34,36 @@ from lockfast.backends.postgres_advisory.statements import CALLED, OWNED_LOCKS
 from lockfast.errors import Unsupported
 
 _OLD_SNAPSHOT, _OTHER_DATABASE, _COLLISION, _TAKEN = -3, -2, -1, 0  # answers in place of a fence
+# These run with the user's search_path. So functions are qualified, and each operator exists in pg_catalog with exactly
+# these types: another role's that fits better would be called instead.
 _IDENTITY: Final = (
-    "hashtextextended(current_database(), CAST(extract(epoch FROM pg_postmaster_start_time()) * 1000000 AS bigint))"
+    "pg_catalog.hashtextextended(pg_catalog.current_database(), "
+    "CAST(extract(epoch FROM pg_catalog.pg_postmaster_start_time()) * 1000000.0 AS bigint))"
 )
-_CLOCK: Final = "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)"
-_REMEMBERED: Final = "coalesce(current_setting('lockfast.has', true), '')"
-_TAG: Final = "pg_advisory_xact_lock_shared({tag}, CAST(mod(CASE WHEN f > 0 THEN f END / 1000000, 2147483648) AS int))"
-_TAKE: Final = f"""SELECT f, now(), current_setting('lock_timeout'), {_TAG},
-CASE WHEN f > 0 AND strpos({_REMEMBERED}, '/{{number}}={{tag}}/') = 0
-     THEN set_config('lockfast.has', {_REMEMBERED} || '/{{number}}={{tag}}/', true) END
+_CLOCK: Final = "CAST(extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000.0 AS bigint)"
+_REMEMBERED: Final = "coalesce(pg_catalog.current_setting('lockfast.has', true), '')"
+_SECOND: Final = "CAST(pg_catalog.mod(CASE WHEN f > 0 THEN f END / 1000000, 2147483648) AS int)"
+_TAG: Final = f"pg_catalog.pg_advisory_xact_lock_shared({{tag}}, {_SECOND})"
+_TAKE: Final = f"""SELECT f, pg_catalog.now(), pg_catalog.current_setting('lock_timeout'), {_TAG},
+CASE WHEN f > 0 AND pg_catalog.strpos({_REMEMBERED}, '/{{number}}={{tag}}/') = 0
+     THEN pg_catalog.set_config('lockfast.has', {_REMEMBERED} || '/{{number}}={{tag}}/', true) END
 FROM (SELECT CASE
-    WHEN current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN {_OLD_SNAPSHOT}
+    WHEN pg_catalog.current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
+    THEN {_OLD_SNAPSHOT}
     WHEN {_IDENTITY} <> {{identity}} THEN {_OTHER_DATABASE}
-    WHEN strpos({_REMEMBERED}, '/{{number}}=') > 0 AND strpos({_REMEMBERED}, '/{{number}}={{tag}}/') = 0
+    WHEN pg_catalog.strpos({_REMEMBERED}, '/{{number}}=') > 0
+         AND pg_catalog.strpos({_REMEMBERED}, '/{{number}}={{tag}}/') = 0
     THEN {_COLLISION}
     {{steps}} THEN {_TAKEN}
     ELSE {_CLOCK} END AS f OFFSET 0) AS taken"""
-_TRY: Final = "WHEN NOT pg_try_advisory_xact_lock({number})"
-_WAIT: Final = """WHEN set_config('lock_timeout', '{limit}', true) IS NULL THEN 0
-    WHEN pg_advisory_xact_lock({number}) IS NULL THEN 0
-    WHEN set_config('lock_timeout', '{before}', true) IS NULL"""
+_TRY: Final = "WHEN NOT pg_catalog.pg_try_advisory_xact_lock({number})"
+_WAIT: Final = """WHEN pg_catalog.set_config('lock_timeout', '{limit}', true) IS NULL THEN 0
+    WHEN pg_catalog.pg_advisory_xact_lock({number}) IS NULL THEN 0
+    WHEN pg_catalog.set_config('lock_timeout', '{before}', true) IS NULL"""
 _HELD: Final = f"""SELECT l.owner, CAST(l.classid AS bigint), CAST(l.objid AS bigint), l.objsubid, {CALLED}
 FROM {OWNED_LOCKS}
 WHERE l.granted
-AND (l.objsubid = 1 AND CAST(l.objid AS bigint) & 255 = {{byte}}
+AND (l.objsubid = 1 AND CAST(l.objid AS bigint) & CAST(255 AS bigint) = {{byte}}
      OR l.objsubid = 2 AND l.mode = 'ShareLock' AND CAST(l.classid AS bigint) >> 24 = {{byte}})"""
 _MAX_LOCK_TIMEOUT_MS = 2**31 - 1
 _IDENTIFY_WITHIN_S = 10.0
@@ -80,7 +86,7 @@ class DatabaseIdentity:
 
     async def fetch(self, within: float) -> int:
         """Raises BackendUnavailable."""
-        sql = f"SELECT CASE WHEN pg_is_in_recovery() THEN 0 ELSE {_IDENTITY} END"
+        sql = f"SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN 0 ELSE {_IDENTITY} END"
         self.number = int(await ask_once(self._endpoint, sql, within, blocking=self._blocking)) or None
         if self.number is None:
             raise unavailable(self._endpoint.name, "is a replica: a lock there would exclude no client of the primary")
@@ -149,7 +155,7 @@ class _Taking:
         if fence == _TAKEN:
             return await self._missed(key)
         if self._unsure:
-            ((now,),) = await self._fetch("SELECT now()")
+            ((now,),) = await self._fetch("SELECT pg_catalog.now()")
             if now != began:
                 raise no_transaction()
         return Taken(fence)

@@ -36,14 +36,16 @@ _UNTAG: Final = """
 """
 # All advisory locks of this database, and the sessions `a`. A prepared transaction has no pid: its number, below 0, is
 # the `owner`. `pg_locks` is read once, because to read it stops all locking for a moment. No ":" (SQLAlchemy), no "%".
+# A user's connection runs it too, with a search_path of its own: see `in_transaction`.
 OWNED_LOCKS: Final = """(
-WITH locks AS MATERIALIZED (SELECT * FROM pg_locks WHERE locktype IN ('advisory', 'transactionid'))
+WITH locks AS MATERIALIZED (SELECT * FROM pg_catalog.pg_locks WHERE locktype IN ('advisory', 'transactionid'))
 SELECT l.*, coalesce(l.pid, -CAST(CAST(p.transaction AS text) AS bigint), 0) AS owner, p.gid, p.prepared
 FROM locks AS l
-LEFT JOIN (locks AS t JOIN pg_prepared_xacts AS p ON p.transaction = t.transactionid)
+LEFT JOIN (locks AS t JOIN pg_catalog.pg_prepared_xacts AS p ON p.transaction = t.transactionid)
   ON l.pid IS NULL AND t.pid IS NULL AND t.virtualtransaction = l.virtualtransaction
-WHERE l.locktype = 'advisory' AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-) AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid"""
+WHERE l.locktype = 'advisory' AND l.database = (
+    SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+) AS l LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid"""
 CALLED: Final = "coalesce(a.application_name, 'prepared transaction ' || l.gid)"
 _INSPECT: Final = f"""
 SELECT l.owner, l.classid, l.objid, l.objsubid, l.mode, l.granted, {CALLED}, host(a.client_addr),

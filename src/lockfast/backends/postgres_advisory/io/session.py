@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from psycopg import pq
 
 from lockfast._time import boot_now
-from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, conninfo
+from lockfast.backends.postgres.io.endpoint import SAFE_PATH, PostgresEndpoint, conninfo
 from lockfast.backends.postgres.io.refusals import Broken, error_of, is_transient, no_connection, unavailable
 from lockfast.backends.postgres.io.resolver import Names, each_address
 from lockfast.backends.postgres.io.stepping import Late, run
@@ -44,8 +44,13 @@ _SETTINGS: Final = {
 # A server that owes an acknowledgement is given up after a minute, as one that owes none by the endpoint's keepalives.
 _OF_CLIENT: Final = {"tcp_user_timeout": "60000"}
 ANSWER_WITHIN_S: Final = 3.0  # after which a session that owes an answer counts as silent
-_SET: Final = "SELECT set_config(name, CASE name {settings} END, false) FROM pg_settings WHERE name IN ({names})"
-_IDENTIFY: Final = "SELECT pg_backend_pid(), pg_is_in_recovery()"
+# A setting would stay for other clients of a pooler that is refused afterwards. So nothing is set if there may be one.
+_SET_PATH: Final = f"SELECT pg_catalog.set_config('search_path', '{SAFE_PATH}', false) WHERE {{allowed}}"
+_IS_DIRECT: Final = "pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) {pid}"
+_SET: Final = (
+    "SELECT set_config(name, CASE name {settings} END, false) FROM pg_settings WHERE name IN ({names}) AND {allowed}"
+)
+_IDENTIFY: Final = "SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery()"
 _MIN_PIPELINE: Final = 140000  # version of libpq
 REPORTS_END: Final = hasattr(select, "POLLRDHUP")  # whether the system reports an end that has not been read up to
 _ARRIVED: Final = getattr(select, "POLLRDHUP", select.POLLIN)
@@ -284,14 +289,19 @@ def _dial(endpoint: PostgresEndpoint, params: bytes, statements: Statements, unt
         settings = {**_SETTINGS, **keeping(KEPT_S)}
         names = ", ".join(f"'{name}'" for name in settings)
         cases = " ".join(f"WHEN '{name}' THEN '{value}'" for name, value in settings.items())
-        queries = [_SET.format(settings=cases, names=names), _IDENTIFY]
+        allowed = "true" if endpoint.pooler == "session" else _IS_DIRECT.format(pid=pgconn.backend_pid)
+        queries = [
+            _SET_PATH.format(allowed=allowed),
+            _SET.format(settings=cases, names=names, allowed=allowed),
+            _IDENTIFY,
+        ]
         sends = [partial(pgconn.send_query_params, sql.encode(), None) for sql in queries]
         sends += [partial(pgconn.send_prepare, name, sql.encode(), types) for name, (types, sql) in statements.items()]
         results = run(_exchange(pgconn, sends), until)
         for result in results:
             if result.status not in _DONE:
                 raise refusal(endpoint.name, result)
-        result = results[1]
+        result = results[2]
         dialled = Dialled(pgconn, int(result.get_value(0, 0)))
         _must_hold_locks(dialled, endpoint, result.get_value(0, 1))
     except BaseException:
