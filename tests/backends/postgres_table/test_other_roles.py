@@ -39,6 +39,27 @@ BEGIN
 END $$
 """
 
+_OURS = """
+SELECT proname, pg_get_function_result(oid), pronargdefaults, ARRAY(
+    SELECT format_type(type, NULL) FROM unnest(proargtypes) WITH ORDINALITY AS each (type, place) ORDER BY place)
+FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proowner = 'lockfast'::regrole
+    AND starts_with(proname, 'lockfast_') AND prorettype <> 'trigger'::regtype
+"""
+# For a parameter of that type: those with which a function fits an argument better that is a varchar, or just NULL.
+_OTHER_TYPES = {
+    "text": ("character varying",),
+    "integer": ("text", "bigint"),
+    "bigint": ("text", "integer"),
+    "double precision": ("text", "integer", "numeric"),
+    "jsonb": ("text",),
+}
+_SIBLING = """
+CREATE FUNCTION public.{name}({types}) RETURNS {gives} LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE '{name}({types}) of another role is called';
+END $$
+"""
+
 
 class Trapped:
     """A database in which another role waits for one with more rights."""
@@ -55,12 +76,32 @@ class Trapped:
                 mallory.execute(_OPERATOR.format(left=left, right=right).encode())
             mallory.execute(_OVERLOAD.format(texts=", ".join(["text"] * 11)).encode())
 
+    def plant_siblings(self) -> None:
+        """For each of our functions: others with fewer parameters, and with one of another type."""
+        ours = self.admin.execute(_OURS).fetchall()
+        assert len(ours) > 20
+        made = {(name, tuple(types)) for name, _, _, types in ours}
+        with psycopg.connect(self.url.replace("//lockfast@", f"//{self.role}@")) as mallory:
+            for name, gives, defaults, types in ours:
+                for length in range(len(types) - defaults, len(types) + 1):
+                    for sibling in _siblings(types[:length]):
+                        if (name, sibling) not in made:
+                            made.add((name, sibling))
+                            mallory.execute(_SIBLING.format(name=name, types=", ".join(sibling), gives=gives).encode())
+
     def caught(self) -> list[Any]:
         return self.admin.execute("SELECT DISTINCT * FROM public.trapped").fetchall()
 
     def close(self) -> None:
         self.admin.execute(f"DROP OWNED BY {self.role} CASCADE; DROP ROLE {self.role}".encode())
         self.admin.close()
+
+
+def _siblings(types: list[str]) -> Iterator[tuple[str, ...]]:
+    yield tuple(types)
+    for place, type in enumerate(types):
+        for other in _OTHER_TYPES.get(type, ()):
+            yield (*types[:place], other, *types[place + 1 :])
 
 
 @pytest.fixture
@@ -105,6 +146,24 @@ def test_no_operator_of_another_role_runs_for_a_caller_of_the_functions(trapped:
     calls = ("acquire_lock('a', 'me', 60)", "extend_lock('a', 'me', 60)", "release_lock('a', 'me')")
     for call in (*calls, "lockfast_list('', '')"):
         trapped.admin.execute(f"SELECT {call}".encode())
+    assert trapped.caught() == []
+
+
+def test_our_functions_call_each_other_whatever_else_has_their_names(
+    trapped: Trapped, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A role that may create objects in the schema of the lock table must be trusted, and still is not called so."""
+    trapped.plant_siblings()
+    use_everything(trapped.url)
+    with lockfast.connect(trapped.url) as locks, locks.rwlock("shared").write() as lease:
+        lease.downgrade()
+    assert main(["ls", "--url", trapped.url]) == 0, capsys.readouterr().err
+    for call in ("acquire_lock('a', 'me', 60)", "extend_lock('a', 'me', 60)", "release_lock('a', 'me')"):
+        assert trapped.admin.execute(f"SELECT {call}".encode()).fetchone() == (True,)
+    trapped.admin.execute("SELECT acquire_lock('old', 'me', 60)")
+    trapped.admin.execute("UPDATE distributed_locks SET expires_at = clock_timestamp()")
+    trapped.admin.execute("SELECT lockfast_sweep(clock_timestamp())")
+    assert trapped.admin.execute("SELECT FROM distributed_locks").fetchall() == []
     assert trapped.caught() == []
 
 

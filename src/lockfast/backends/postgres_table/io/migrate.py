@@ -131,19 +131,20 @@ def _steps(session: _Script, endpoint: PostgresEndpoint, script: bytes) -> Steps
 
 
 def _advice(schema: str) -> bytes:
-    """A query: what must be granted to the current role before it can run the script."""
+    """A query: what must be granted to the current role before it can run the script. It qualifies all names."""
     return f"""SELECT CASE
-        WHEN it.home IS NULL THEN format(
+        WHEN it.home IS NULL THEN pg_catalog.format(
             'the schema does not exist, and the owner of the database can run: GRANT CREATE ON DATABASE %I TO %I',
-            current_database(), current_user)
-        WHEN NOT has_schema_privilege(it.home, 'CREATE') OR NOT has_schema_privilege(it.home, 'USAGE') THEN format(
+            pg_catalog.current_database(), current_user)
+        WHEN NOT pg_catalog.has_schema_privilege(it.home, 'CREATE')
+            OR NOT pg_catalog.has_schema_privilege(it.home, 'USAGE') THEN pg_catalog.format(
             'the owner of the schema can run: GRANT USAGE, CREATE ON SCHEMA %I TO %I', '{schema}', current_user)
-        ELSE format(
+        ELSE pg_catalog.format(
             'what is there belongs to %s: run it as that role', coalesce((
-                SELECT quote_ident(pg_get_userbyid(owner)) FROM (
-                    SELECT relowner FROM pg_class
+                SELECT pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(owner)) FROM (
+                    SELECT relowner FROM pg_catalog.pg_class
                         WHERE relnamespace = it.home AND relname IN ('lockfast_schema', 'distributed_locks')
-                    UNION ALL SELECT proowner FROM pg_proc
+                    UNION ALL SELECT proowner FROM pg_catalog.pg_proc
                         WHERE pronamespace = it.home AND proname IN ('acquire_lock', 'release_lock', 'extend_lock')
-                ) AS made (owner) WHERE NOT pg_has_role(owner, 'USAGE') LIMIT 1), 'another one'))
-        END FROM (SELECT to_regnamespace('"{schema}"')::oid AS home) AS it""".encode()
+                ) AS made (owner) WHERE NOT pg_catalog.pg_has_role(owner, 'USAGE') LIMIT 1), 'another one'))
+        END FROM (SELECT pg_catalog.to_regnamespace('"{schema}"')::oid AS home) AS it""".encode()

@@ -91,7 +91,7 @@ BEGIN
             max_holders = CASE WHEN v_shares THEN p_limit ELSE max_holders END
         WHERE lock_name = p_held.lock_name AND namespace = p_held.namespace AND slot = p_held.slot;
     IF v_shares THEN
-        PERFORM @.lockfast_hand_over(p_held.namespace, p_held.lock_name, p_now);
+        PERFORM @.lockfast_hand_over(p_held.namespace, p_held.lock_name::text, p_now, ''::text, ''::text);
     END IF;
     RETURN @.lockfast_granted(p_held.fence, p_held.acquired_at);
 END $$;

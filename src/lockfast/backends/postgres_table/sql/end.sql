@@ -22,7 +22,7 @@ BEGIN
         INTO v_ended;
     IF FOUND THEN
         IF v_ended.watched THEN
-            PERFORM @.lockfast_record_change(p_ns, p_name, v_ended.fence, NULL);
+            PERFORM @.lockfast_record_change(p_ns, p_name, v_ended.fence, NULL::text);
         END IF;
         IF NOT v_ended.waited THEN
             RETURN 'true';
@@ -36,8 +36,8 @@ BEGIN
                 IF v_next.address = p_own_address AND p_own_address <> '' THEN
                     -- It holds from here on: the process that asks knows when it did so, and passes the answer on.
                     RETURN json_build_object('claim', v_next.claim, 'grant', @.lockfast_grant(
-                        p_ns, p_name, v_next.claim, v_next.holder_id, v_next.ttl, v_next.mode, NULL, v_next.metadata,
-                        v_next.place, p_now));
+                        p_ns, p_name, v_next.claim, v_next.holder_id, v_next.ttl, v_next.mode, NULL::integer,
+                        v_next.metadata, v_next.place, p_now));
                 ELSIF @.lockfast_is_listening(v_next.address, p_own_address) THEN
                     UPDATE @.lockfast_queue SET reserved_until = p_now + GRACE
                         WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = v_next.place;
@@ -63,11 +63,11 @@ BEGIN
         RETURN 'true';
     END IF;
     DELETE FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns AND slot = v_held.slot;
-    PERFORM @.lockfast_record_change(p_ns, p_name, v_held.fence, NULL);
+    PERFORM @.lockfast_record_change(p_ns, p_name, v_held.fence, NULL::text);
     PERFORM @.lockfast_expire(p_ns, p_name, p_now);  -- what is over must not stand in the way of the hand-over
     PERFORM @.lockfast_fill_slot_zero(p_ns, p_name);
     IF v_held.expires_at <= p_now THEN
-        PERFORM @.lockfast_hand_over(p_ns, p_name, p_now);
+        PERFORM @.lockfast_hand_over(p_ns, p_name, p_now, ''::text, ''::text);
         RETURN 'false';
     END IF;
     v_ours := @.lockfast_hand_over(p_ns, p_name, p_now, p_successor, p_own_address);
@@ -121,10 +121,10 @@ BEGIN
         WHERE lock_name = p_name AND namespace = p_ns AND claim = p_claim AND NOT ended RETURNING fence INTO v_fence;
     IF FOUND THEN
         PERFORM @.lockfast_fill_slot_zero(p_ns, p_name);
-        PERFORM @.lockfast_record_change(p_ns, p_name, v_fence, NULL);
+        PERFORM @.lockfast_record_change(p_ns, p_name, v_fence, NULL::text);
     END IF;
     IF v_made_room OR v_fence IS NOT NULL THEN
-        PERFORM @.lockfast_hand_over(p_ns, p_name, v_now);
+        PERFORM @.lockfast_hand_over(p_ns, p_name, v_now, ''::text, ''::text);
     END IF;
     IF p_late THEN
         INSERT INTO @.lockfast_queue

@@ -38,7 +38,7 @@ BEGIN
     END LOOP;
 
     SELECT lock_name INTO v_name FROM @.lockfast_legacy
-        WHERE (expires_at > v_now OR expires_at IS NULL) AND NOT @.lockfast_is_name(lock_name) LIMIT 1;
+        WHERE (expires_at > v_now OR expires_at IS NULL) AND NOT @.lockfast_is_name(lock_name::text) LIMIT 1;
     IF FOUND THEN
         RAISE 'the lock % is held, and cannot be kept: a lock name has 1 to 255 characters, and no control characters. '
             'The locks are as they were', quote_literal(v_name);

@@ -73,7 +73,7 @@ DECLARE
     v_now timestamptz := coalesce(to_timestamp(p_now), clock_timestamp());
 BEGIN
     RETURN (
-        SELECT coalesce(json_agg(@.lockfast_info(p_ns, lock_name, v_now) ORDER BY lock_name), '[]') FROM (
+        SELECT coalesce(json_agg(@.lockfast_info(p_ns, lock_name::text, v_now) ORDER BY lock_name), '[]') FROM (
             SELECT lock_name FROM @.distributed_locks
                 WHERE namespace = p_ns AND starts_with(lock_name, p_prefix) AND expires_at > v_now
             UNION
@@ -102,9 +102,9 @@ BEGIN
             DELETE FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns RETURNING fence)
         SELECT fence FROM over ORDER BY fence
     LOOP
-        PERFORM @.lockfast_record_change(p_ns, p_name, v_over.fence, NULL);
+        PERFORM @.lockfast_record_change(p_ns, p_name, v_over.fence, NULL::text);
     END LOOP;
     PERFORM @.lockfast_refresh(p_ns, p_name, v_now);  -- only now: the times of a damaged hold may not be fit to count with
-    PERFORM @.lockfast_hand_over(p_ns, p_name, v_now);
+    PERFORM @.lockfast_hand_over(p_ns, p_name, v_now, ''::text, ''::text);
     RETURN v_before;
 END $$;

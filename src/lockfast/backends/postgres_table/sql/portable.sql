@@ -27,8 +27,9 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = 'a ttl is a positive number of seconds, at most ten years';
     END IF;
     PERFORM @.lockfast_check_restart();
-    IF (@.lockfast_acquire('', p_lock_name, 'sql:' || p_holder_id, p_holder_id, p_ttl_seconds, 'exclusive', NULL,
-                           p_metadata) ->> 'fence') IS NULL THEN
+    IF (@.lockfast_acquire(
+            ''::text, p_lock_name, 'sql:' || p_holder_id, p_holder_id, p_ttl_seconds, 'exclusive'::text, NULL::integer,
+            p_metadata, NULL::text, NULL::integer, NULL::double precision) ->> 'fence') IS NULL THEN
         RAISE lock_not_available;
     END IF;
     RETURN true;
@@ -41,7 +42,10 @@ COMMENT ON FUNCTION @.acquire_lock(text, text, double precision, jsonb) IS
 CREATE OR REPLACE FUNCTION @.release_lock(p_lock_name text, p_holder_id text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF @.lockfast_release('', p_lock_name, 'sql:' || p_holder_id)::text <> 'true' THEN
+    IF @.lockfast_release(
+        ''::text, p_lock_name, 'sql:' || p_holder_id, 0::double precision, ''::text, ''::text, NULL::integer,
+        NULL::double precision)::text <> 'true'
+    THEN
         RAISE no_data_found;
     END IF;
     RETURN true;
@@ -57,7 +61,7 @@ BEGIN
     IF p_ttl_seconds IS NULL OR NOT p_ttl_seconds > 0 OR p_ttl_seconds > LONGEST_TTL THEN
         RAISE invalid_parameter_value USING MESSAGE = 'a ttl is a positive number of seconds, at most ten years';
     END IF;
-    PERFORM @.lockfast_lock_name('', p_lock_name, NULL);
+    PERFORM @.lockfast_lock_name(''::text, p_lock_name, NULL::integer);
     UPDATE @.distributed_locks
         SET expires_at = greatest(
                 least(expires_at, clock_timestamp() + ttl), clock_timestamp() + p_ttl_seconds * interval '1 second'),

@@ -1,5 +1,8 @@
 -- What the verbs are made of. Mirrors `store`; read that one first. Their callers have locked the name.
 --
+-- A call of one of our functions gives every argument, in exactly the type of the parameter: a role that may create
+-- functions in this schema could make one of the same name that fits a shorter or another list better.
+--
 -- A name is one lock of the server's, held until the transaction ends: no row has to be there for it, nothing is written.
 -- It gives order. Mutual exclusion does not rest on it but on the primary key, because a transaction at a
 -- higher isolation level sees the table as it was before it had the name to itself.
@@ -174,7 +177,7 @@ BEGIN
         SELECT fence FROM over ORDER BY fence
     LOOP
         v_made_room := true;
-        PERFORM @.lockfast_record_change(p_ns, p_name, v_over.fence, NULL);
+        PERFORM @.lockfast_record_change(p_ns, p_name, v_over.fence, NULL::text);
     END LOOP;
     IF v_made_room THEN
         PERFORM @.lockfast_fill_slot_zero(p_ns, p_name);
@@ -208,7 +211,7 @@ DECLARE
 BEGIN
     PERFORM @.lockfast_restart_ttls(p_ns, p_name, p_now);
     IF v_made_room THEN
-        PERFORM @.lockfast_hand_over(p_ns, p_name, p_now);
+        PERFORM @.lockfast_hand_over(p_ns, p_name, p_now, ''::text, ''::text);
     END IF;
 END $$;
 
@@ -226,7 +229,7 @@ BEGIN
         ) AS old
     LOOP
         -- Nor one with a row that another transaction has locked without the name: to delete that would have to wait.
-        IF pg_try_advisory_xact_lock(LOCKFAST, @.lockfast_hash(v_old.namespace, v_old.lock_name)) AND (
+        IF pg_try_advisory_xact_lock(LOCKFAST, @.lockfast_hash(v_old.namespace, v_old.lock_name::text)) AND (
             SELECT count(*) FROM @.distributed_locks
                 WHERE lock_name = v_old.lock_name AND namespace = v_old.namespace
         ) = (
@@ -234,7 +237,7 @@ BEGIN
                 SELECT FROM @.distributed_locks
                     WHERE lock_name = v_old.lock_name AND namespace = v_old.namespace FOR UPDATE SKIP LOCKED) AS untouched
         ) THEN
-            PERFORM @.lockfast_refresh(v_old.namespace, v_old.lock_name, p_now);
+            PERFORM @.lockfast_refresh(v_old.namespace, v_old.lock_name::text, p_now);
         END IF;
     END LOOP;
 END $$;
