@@ -267,10 +267,16 @@ def test_a_missing_schema_gives_an_error_that_says_what_to_run(database: Databas
 
 def test_an_old_schema_gives_an_error_that_says_what_to_run(database: Database) -> None:
     database.connection.execute(script("aged").encode())
-    database.connection.execute("DELETE FROM aged.lockfast_schema")
-    with lockfast.connect(database.url, schema="aged") as locks:
-        with pytest.raises(BackendUnavailable, match="has an old lock table; run: lockfast migrate"):
-            locks.lock("a").acquire()
+    database.connection.execute("SELECT aged.acquire_lock('held', 'me')")
+    for version in range(VERSION):
+        database.connection.execute("DELETE FROM aged.lockfast_schema WHERE version > %s", (version,))
+        with lockfast.connect(database.url, schema="aged") as locks:
+            with pytest.raises(BackendUnavailable, match="has an old lock table; run: lockfast migrate"):
+                locks.lock("a").acquire()
+            assert main(["migrate", "--schema", "aged", database.url]) == 0
+            with locks.lock("a") as lease:
+                lease.extend()
+                assert locks.inspect("held").locked
 
 
 def test_a_schema_of_a_newer_release_is_used_with_a_warning_and_not_taken_back(

@@ -30,13 +30,13 @@ from lockfast._values import FAR_VERSION, MAX_BOOKED_NS
 from lockfast.backends.postgres.io.endpoint import SAFE_PATH
 from lockfast.backends.postgres_table.io.session import IN_USE
 
-VERSION: Final = 1  # of the tables and functions that this release needs; raised with each file that is added
+VERSION: Final = 2  # of the tables and functions; raised with each change that a client depends on
 LONGEST_SCHEMA: Final = 63  # bytes of a name in PostgreSQL
 CLASS: Final = 0x484F4C44  # of the server's own locks that we take for the length of a step: "HOLD"
 WRAPPED: Final = "lockfast:json"  # metadata that jsonb cannot keep as it is: a text with that JSON in it
 LISTENER: Final = 0x48454152  # of the locks that a connection holds as long as it listens: "HEAR"
 
-_TABLES: Final = ("tables",)  # what each version brought, in order
+_TABLES: Final = ("tables",)  # what versions added to them, in order; 2 changed functions only
 _FUNCTIONS: Final = (
     "steps",
     "acquire",

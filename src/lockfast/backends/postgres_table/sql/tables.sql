@@ -1,4 +1,5 @@
--- Version 1: the tables. A new version is a new file; the statements here can be run again and change nothing then.
+-- The tables, of version 1. What a later version adds to them is a new file; these statements can be run again, and change
+-- nothing then.
 --
 -- A name is kept as `lock_name`, and whatever qualifies it as `namespace`, which is empty in the default namespace: there
 -- the plain name is all that another client has to know.
