@@ -314,6 +314,29 @@ def test_a_vote_of_a_server_that_restarted_takes_the_place_of_none_and_is_not_as
     assert not run_to_end(stage.servers[2].inspect("x", within=WITHIN)).locked
 
 
+def test_a_release_counts_a_vote_that_only_a_renewal_got() -> None:
+    stage = Stage()
+    client = stage.client(100)
+    stage.down(2)
+    fence = granted(client, "a")
+    stage.down(1)
+    assert renewed(client, "a", fence)
+    stage.down()
+    stage.servers[1].forget()
+    assert release(client, "a"), "a majority had it until now"
+    assert not any(run_to_end(server.inspect("x", within=WITHIN)).locked for server in stage.servers)
+
+
+def test_a_release_does_not_count_a_place_in_the_queue() -> None:
+    stage = Stage()
+    run_to_end(stage.servers[2].vote(claim("z"), fence=50, order=50, enqueue=False, within=WITHIN))
+    client = stage.client(100)
+    stage.servers[2].loses_replies = True
+    assert isinstance(wait_for(client, "a"), Grant)
+    stage.servers[1].forget()
+    assert not release(client, "a")
+
+
 # A break is final
 
 

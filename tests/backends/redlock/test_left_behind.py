@@ -23,7 +23,7 @@ from lockfast.testing.stage import Stage
 from tests.adversity.redlock.servers import Quorum
 from tests.backends.redlock.stage import OnAQuorum, backend_of, hasty
 from tests.patience import impatient
-from tests.polling import HOUR
+from tests.polling import HOUR, never_look
 from tests.renewals import renew_soon, renewal_state, renewed
 from tests.servers.waiting import LIMIT, happens, until
 
@@ -106,6 +106,24 @@ class TestServersThatMissSomething(OnAQuorum):
         assert self.at(stage, 2, "x").holders[0].fence == lease.fence
         assert await lease.release()
         self.quorum.proxies[1].heal()
+
+    async def test_a_release_counts_a_server_that_voted_after_the_majority(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        never_look(monkeypatch)
+        holder, locks = await self.ready(stage), await self.ready(stage)
+        held = await holder.lock("x", ttl=600).take()
+        waiter = stage.start(locks.lock("x", ttl=600).take())
+        await stage.until(lambda: all(self.at(stage, node, "x").waiters for node in range(3)), "its place at all")
+        late = self.quorum.proxies[2].keep_back(script("acquire").digest)
+        assert await held.release()
+        lease = await waiter.result()
+        await stage.until(late.is_set, "a vote that is kept back")
+        self.quorum.proxies[2].let_pass()
+        await stage.until(lambda: self.at(stage, 2, "x").locked, "the late vote")
+        self.quorum.servers[0].command("FLUSHALL")
+        assert await lease.release(), "a majority had it until now"
+        await stage.until(lambda: not any(self.quorum.held_at("x", stage.namespace)), "no claim to hold")
 
     async def test_a_break_is_final_at_a_server_that_was_away_for_the_votes(self, stage: Stage) -> None:
         locks = await self.ready(stage)

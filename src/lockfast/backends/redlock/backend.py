@@ -94,7 +94,7 @@ class QuorumBackend(Votes, WithoutValues):
             if number in freed
             else node.release(claim, linger=linger, within=within, successor=successor)
             if granted_by is None or number in granted_by
-            else node.abandon(claim, within=within)  # it may stand in line there
+            else self._release_or_leave(node, claim, linger, within, successor)
             for number, node in enumerate(self._nodes)
         ]
 
@@ -108,6 +108,14 @@ class QuorumBackend(Votes, WithoutValues):
         self._histories.pop(claim.id, None)
         maybe = len(results) - answered + sum([results[node] is False for node in unknown])
         return yes(results) + maybe >= self._quorum.majority
+
+    async def _release_or_leave(self, node: Node, claim: Claim, linger: float, within: float, successor: str) -> bool:
+        """At a node that had not granted it when a majority had: it may since have done so, or have it in its queue."""
+        until = self._fanout.now() + within
+        if await node.release(claim, linger=linger, within=within, successor=successor):
+            return True
+        await node.abandon(claim, within=self._quorum.time_left(until))
+        return False
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
         self._renewals.end(claim)
