@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
+
+import pytest
 
 import lockfast
 from lockfast import BackendUnavailable
 from lockfast._model import Claim, Terms
 from lockfast._worlds import drive
+from lockfast.backends.redlock.io import blocking as redlock_blocking
 from lockfast.backends.redlock.io.asyncio_ import AsyncioFanout
+from lockfast.backends.redlock.io.blocking import BlockingFanout
 from lockfast.backends.redlock.io.fanout import Suspended, all_of_them
 from tests.polling import HOUR
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT, happens
 
 NOWHERE = "redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"
 ALL = range(3)
@@ -55,6 +60,60 @@ def test_a_claim_that_is_expected_when_all_is_closed_is_woken_in_asyncio_too() -
         assert await asyncio.wait_for(backend._fanout.wakeups.wait(CLAIM, HOUR), LIMIT)
 
     asyncio.run(story())
+
+
+def test_a_thread_waits_for_the_subscription_of_another_no_longer_than_its_own_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dialled, end, gave_up = threading.Event(), threading.Event(), threading.Event()
+    errors: list[BackendUnavailable] = []
+
+    def hangs(*_: object) -> None:
+        dialled.set()
+        end.wait()
+        raise BackendUnavailable("no connection")
+
+    def hurries(fanout: BlockingFanout) -> None:
+        errors.extend(error for error in fanout._subscribe([2], 0.01) if error is not None)
+        gave_up.set()
+
+    monkeypatch.setattr(redlock_blocking, "BlockingConnection", hangs)
+    with lockfast.connect(f"{NOWHERE}?node_timeout={LIMIT}") as locks:
+        backend: Any = locks._logic.engine.backend
+        threads = [threading.Thread(target=backend._fanout._subscribe, args=([2], HOUR), daemon=True)]
+        threads.append(threading.Thread(target=hurries, args=(backend._fanout,), daemon=True))
+        try:
+            threads[0].start()
+            happens(dialled, "a connection that hangs")
+            threads[1].start()
+            happens(gave_up, "the end of the time of the second thread")
+            assert ["did not answer in time" in str(error) for error in errors] == [True]
+            assert not backend._fanout.members[2].absent, "it had less time than it may take"
+        finally:
+            end.set()
+            for thread in threads:
+                thread.join()
+
+
+def test_a_server_has_the_time_of_one_request_to_connect_and_to_subscribe(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, given = 1000.0, []
+
+    def connects_slowly(member: object, address: object, within: float) -> None:
+        nonlocal now
+        given.append(within)
+        now += 0.75
+
+    def subscribes(node: int, connection: object, within: float) -> None:
+        given.append(within)
+
+    monkeypatch.setattr(redlock_blocking, "BlockingConnection", connects_slowly)
+    monkeypatch.setattr(redlock_blocking, "boot_now", lambda: now)
+    with lockfast.connect(f"{NOWHERE}?node_timeout=1") as locks:
+        backend: Any = locks._logic.engine.backend
+        inbox = backend._fanout.wakeups.inbox()
+        monkeypatch.setattr(inbox, "subscribe", subscribes)
+        assert backend._fanout._subscribe([2], HOUR) == [None]
+    assert given == [1.0, 0.25]
 
 
 class Answering:

@@ -18,8 +18,9 @@ from lockfast._model import Health
 from lockfast._refusals import closed_driver
 from lockfast._time import boot_now
 from lockfast._worlds import Clock
+from lockfast.backends.connecting.turns import in_turn
 from lockfast.backends.redis.io.blocking import BlockingConnection
-from lockfast.backends.redis.io.resp import new_channel
+from lockfast.backends.redis.io.resp import new_channel, unavailable
 from lockfast.backends.redlock.io.connections import BlockingNodeConnection, ConnectionSet, at_once
 from lockfast.backends.redlock.io.fanout import Enough, Late, NodeConnections, Verbs
 from lockfast.backends.redlock.io.members import Member, refuse_wrong
@@ -47,7 +48,7 @@ class BlockingFanout:
     def _reset(self) -> None:
         self._idle: list[ConnectionSet] = []
         self._late: dict[str, ConnectionSet] = {}  # by claim: where a vote of it is still under way
-        self._subscribing = [threading.Lock() for _ in self.members]
+        self._subscribing = [threading.RLock() for _ in self.members]
         self._closed = False
         self._stragglers = Stragglers(self.members, max(1.0, self.node_timeout), self._new_set, self._idle)
         self.retry_later = self._stragglers.retry_later
@@ -193,18 +194,27 @@ class BlockingFanout:
 
     def _subscribe_to(self, node: int, inbox: QuorumInbox, within: float) -> BackendUnavailable | None:
         wakeups, member = self.node_connections[node].node_wakeups, self.members[node]
-        with self._subscribing[node]:
-            if wakeups.subscribed:
-                return None
-            if member.absent:  # no round waits for it until it is back
-                return member.out_of_reach()
-            started = boot_now()
-            try:
-                inbox.subscribe(node, BlockingConnection(member, None, within), within)
-            except BackendUnavailable as error:
+        started = boot_now()
+
+        def left() -> float:
+            return max(0.01, started + within - boot_now())
+
+        def subscribe() -> bool:
+            if not wakeups.subscribed:
+                if member.absent:  # no round waits for it until it is back
+                    raise member.out_of_reach()
+                connection = BlockingConnection(member, None, left())
+                inbox.subscribe(node, connection, left())
+                wakeups.subscribed = True
+            return True
+
+        try:
+            if not in_turn(self._subscribing[node], within, subscribe):
+                raise unavailable(member.name, "did not answer in time")  # the thread whose turn it is
+        except BackendUnavailable as error:
+            if not member.absent:
                 self._failed_to_connect(node, within, started)
-                return error
-            wakeups.subscribed = True
+            return error
         return None
 
     # The rest
