@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import lockfast
+from lockfast import BackendUnavailable
 from lockfast.backends.redis.io import blocking, resp
 from tests.servers.proxy import Proxy
 from tests.servers.server import Server
@@ -17,6 +18,7 @@ from tests.servers.waiting import LIMIT, join, until
 pytestmark = pytest.mark.slow
 
 MANY = 24  # threads
+PING = resp.command("PING")
 
 
 @pytest.fixture
@@ -39,9 +41,12 @@ def ask_together(locks: lockfast.Locks, server: Server) -> None:
     join(*threads)
 
 
+def connections_of(locks: lockfast.Locks) -> Any:
+    return locks._logic.engine.backend._driver._connections  # type: ignore[attr-defined]
+
+
 def idle_connections(locks: lockfast.Locks) -> int:
-    connections: Any = locks._logic.engine.backend._driver._connections  # type: ignore[attr-defined]
-    return len(connections._idle[None])
+    return len(connections_of(locks)._idle[None])
 
 
 def test_a_connection_is_kept_for_each_thread_that_asks_at_the_same_moment(
@@ -65,3 +70,21 @@ def test_connections_that_are_not_used_any_more_are_closed(server: Server, monke
             locks.lock("one").locked()
         assert idle_connections(locks) == blocking._MAX_IDLE_CONNECTIONS
         until(lambda: int(server.command("INFO", "clients").split(b"connected_clients:")[1].split()[0]) == 17)
+
+
+@pytest.mark.parametrize("within", [0.01, 0.03, 0.05])
+def test_a_request_without_time_for_a_new_connection_closes_no_other(
+    server: Server, monkeypatch: pytest.MonkeyPatch, within: float
+) -> None:
+    monkeypatch.setattr(resp, "SUSPECT_AFTER_S", LIMIT)
+    with lockfast.connect(server.url) as locks:
+        ask_together(locks, server)
+        before = idle_connections(locks)
+        server.pause()
+        try:
+            with pytest.raises(BackendUnavailable, match="did not answer in time") as failed:
+                connections_of(locks)._ask(None, PING, 1, within)
+        finally:
+            server.go_on()
+        assert failed.value.sent
+        assert idle_connections(locks) == before - 1, "the connection of the request is closed"

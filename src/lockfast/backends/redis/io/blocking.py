@@ -320,18 +320,22 @@ class BlockingConnections:
         connection is silent even then, or has ended, all others that were idle since have too.
         """
         unreachable: BackendUnavailable | None = None
+        greeted = False
         try:
             if not isinstance(error, BackendUnavailable) or not connection.late:
                 raise error
             started, until = boot_now(), connection.asked_at + within
-            unreachable = self._dial_another(address, until - started)
+            if started < until:  # else there is no time to learn anything
+                unreachable = self._dial_another(address, until - started)
+                greeted = unreachable is None
             connection.read_replies(answers, replies, min(until, 2 * boot_now() - started))
         except BaseException as last:
             connection.close()
             if not isinstance(last, BackendUnavailable):
                 raise
             if unreachable is None:
-                self._drop_unused(address, connection.asked_at)
+                if greeted or not connection.late:
+                    self._drop_unused(address, connection.asked_at)
                 raise
             unreachable.sent = True  # on the old connection
             raise unreachable from unreachable.__cause__
@@ -340,8 +344,6 @@ class BlockingConnections:
 
     def _dial_another(self, address: Address | None, within: float) -> BackendUnavailable | None:
         """A connection for the next request; or why there is none."""
-        if within <= 0:
-            return None
         try:
             self._put_back(address, self._dial_for_requests(address, within))
         except BackendUnavailable as error:
