@@ -76,8 +76,12 @@ class Proxy:
 
     def refuse(self) -> None:
         """Every connection ends, and so does each new one at once."""
-        self._refuses = True
+        self.refuse_others()
         self.cut()
+
+    def refuse_others(self) -> None:
+        """Each new connection ends at once; existing ones stay."""
+        self._refuses = True
 
     def black_hole(self) -> None:
         """Everything is still taken and nothing passes, either way; it is kept, and passes after `heal`."""

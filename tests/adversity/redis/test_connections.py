@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -88,3 +88,91 @@ def test_a_request_without_time_for_a_new_connection_closes_no_other(
             server.go_on()
         assert failed.value.sent
         assert idle_connections(locks) == before - 1, "the connection of the request is closed"
+
+
+class _Stall:
+    """Threads of which each has sent a request to a server that does not answer, and has become suspicious."""
+
+    def __init__(self, locks: lockfast.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._connections = connections_of(locks)
+        self.replies: list[Any] = []
+        all_wait = threading.Barrier(MANY + 1)
+        not_in_time = self._connections._not_in_time
+
+        def together(*args: Any) -> list[Any]:
+            all_wait.wait(LIMIT)
+            return cast("list[Any]", not_in_time(*args))
+
+        monkeypatch.setattr(resp, "SUSPECT_AFTER_S", 0.05)
+        monkeypatch.setattr(self._connections, "_not_in_time", together)
+        self.threads = [threading.Thread(target=self._ask) for _ in range(MANY)]
+        for thread in self.threads:
+            thread.start()
+        all_wait.wait(LIMIT)
+
+    def _ask(self) -> None:
+        try:
+            self.replies += self._connections._ask(None, PING, 1, LIMIT)
+        except BackendUnavailable as error:
+            self.replies.append(error)
+
+
+def test_one_thread_makes_a_new_connection_for_all_that_wait(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Proxy(server) as proxy, lockfast.connect(proxy.url) as locks:
+        with monkeypatch.context() as patch:
+            patch.setattr(resp, "SUSPECT_AFTER_S", LIMIT)
+            ask_together(locks, server)
+        idle = idle_connections(locks)
+        for _ in range(3):
+            before = proxy.accepted
+            with monkeypatch.context() as patch:
+                server.pause()
+                try:
+                    stall = _Stall(locks, patch)
+                    until(lambda before=before: proxy.accepted > before, "a new connection")  # type: ignore[misc]
+                finally:
+                    server.go_on()
+                join(*stall.threads)
+            assert stall.replies == [b"PONG"] * MANY
+            assert proxy.accepted == before + 1
+            assert idle_connections(locks) == idle, "the new connection replaces one of them"
+
+
+def test_what_one_thread_learns_of_a_server_counts_for_all_that_wait(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Proxy(server) as proxy, lockfast.connect(proxy.url) as locks:
+        with monkeypatch.context() as patch:
+            patch.setattr(resp, "SUSPECT_AFTER_S", LIMIT)
+            ask_together(locks, server)
+        before = proxy.accepted
+        server.pause()
+        try:
+            proxy.refuse_others()
+            stall = _Stall(locks, monkeypatch)
+            join(*stall.threads)
+        finally:
+            server.go_on()
+            proxy.heal()
+        assert proxy.accepted == before + 1
+        assert len({id(error) for error in stall.replies}) == MANY, "each thread has an error of its own"
+        for error in stall.replies:
+            assert isinstance(error, BackendUnavailable)
+            assert "cannot reach" in str(error)
+            assert error.sent, "on the old connection"
+
+
+def test_a_new_connection_that_a_thread_had_no_time_for_shows_nothing_to_others(server: Server) -> None:
+    with lockfast.connect(server.url) as locks:
+        assert not locks.lock("x").locked()
+        connections = connections_of(locks)
+        (connection,) = connections._idle[None]
+        server.pause()
+        try:
+            connection.send(PING, LIMIT)
+            short = connections._dial_another(None, connection, connection.asked_at + 0.1)
+        finally:
+            server.go_on()
+        assert short is None or short.error is not None
+        answer = connections._dial_another(None, connection, connection.asked_at + LIMIT)
+        assert answer.error is None

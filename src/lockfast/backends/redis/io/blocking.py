@@ -11,8 +11,9 @@ import ssl
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from copy import copy
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from lockfast._model import Claim
 from lockfast._refusals import closed_driver
@@ -181,6 +182,26 @@ class BlockingSubscription:
         self._self_pipe.close()
 
 
+class _Dial(NamedTuple):
+    """An attempt to make another connection to a server, and what it shows to all threads that wait for a reply."""
+
+    instead_of: BlockingConnection
+    started: float
+    ended: float
+    until: float
+    error: BackendUnavailable | None  # None: the server has greeted the new connection
+
+    def settles(self, asked_at: float) -> bool:
+        """Whether it shows what became of a request that was sent then. If it ran out of time, it shows nothing to
+        threads that have more."""
+        return self.started >= asked_at and (self.error is None or self.ended < self.until)
+
+    @property
+    def due_at(self) -> float:
+        """When replies to earlier requests have arrived: the way back is as long as that of the greeting."""
+        return 2 * self.ended - self.started
+
+
 class BlockingConnections:
     def __init__(self, endpoint: RedisEndpoint, clock: Clock | None, replicas: int) -> None:
         self._endpoint = endpoint
@@ -192,6 +213,8 @@ class BlockingConnections:
         self._channel = new_channel(clustered=self._endpoint.clustered)
         self._idle: dict[Address | None, list[BlockingConnection]] = {}
         self._opening = threading.RLock()
+        self._dialling: dict[Address | None, threading.RLock] = {}
+        self._dials: dict[Address | None, _Dial] = {}  # the last ones in place of a late connection
         self._subscription: BlockingSubscription | None = None  # the last one
         self._closed = False
 
@@ -319,36 +342,52 @@ class BlockingConnections:
         A new connection shows it: the server greets it after it has replied to what was sent before. If the old
         connection is silent even then, or has ended, all others that were idle since have too.
         """
-        unreachable: BackendUnavailable | None = None
-        greeted = False
+        dial: _Dial | None = None
         try:
             if not isinstance(error, BackendUnavailable) or not connection.late:
                 raise error
-            started, until = boot_now(), connection.asked_at + within
-            if started < until:  # else there is no time to learn anything
-                unreachable = self._dial_another(address, until - started)
-                greeted = unreachable is None
-            connection.read_replies(answers, replies, min(until, 2 * boot_now() - started))
+            until = connection.asked_at + within
+            dial = self._dial_another(address, connection, until)
+            connection.read_replies(answers, replies, until if dial is None else min(until, dial.due_at))
         except BaseException as last:
             connection.close()
             if not isinstance(last, BackendUnavailable):
                 raise
-            if unreachable is None:
-                if greeted or not connection.late:
-                    self._drop_unused(address, connection.asked_at)
-                raise
-            unreachable.sent = True  # on the old connection
-            raise unreachable from unreachable.__cause__
-        self._put_back(address, connection)
+            if dial is not None and dial.error is not None:
+                unreachable = copy(dial.error)
+                unreachable.sent = True  # on the old connection
+                raise unreachable from dial.error.__cause__
+            if dial is not None or not connection.late:
+                self._drop_unused(address, connection.asked_at)
+            raise
+        if dial is not None and dial.instead_of is connection:
+            connection.close()
+        else:
+            self._put_back(address, connection)
         return answers
 
-    def _dial_another(self, address: Address | None, within: float) -> BackendUnavailable | None:
-        """A connection for the next request; or why there is none."""
+    def _dial_another(self, address: Address | None, late: BlockingConnection, until: float) -> _Dial | None:
+        """Make a connection in place of a late one. One thread at a time does, for all that wait; None if there is no
+        time for it."""
+        left = until - boot_now()
+        if left <= 0:
+            return None
+        turn = self._dialling.setdefault(address, threading.RLock())
+        return in_turn(turn, left, lambda: self._dial_once(address, late, until))
+
+    def _dial_once(self, address: Address | None, late: BlockingConnection, until: float) -> _Dial | None:
+        last, started = self._dials.get(address), boot_now()
+        if last is not None and last.settles(late.asked_at):
+            return last
+        if started >= until:
+            return None
+        error: BackendUnavailable | None = None
         try:
-            self._put_back(address, self._dial_for_requests(address, within))
-        except BackendUnavailable as error:
-            return error
-        return None
+            self._put_back(address, self._dial_for_requests(address, until - started))
+        except BackendUnavailable as failure:
+            error = failure.with_traceback(None)
+        dial = self._dials[address] = _Dial(late, started, boot_now(), until, error)
+        return dial
 
     async def ask_each(
         self, requests: Sequence[tuple[Address | None, bytes, int]], within: float
