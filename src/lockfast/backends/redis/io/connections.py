@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ssl
 import sys
+from inspect import signature
 from typing import Any, Final
 
 import redis
@@ -19,35 +20,76 @@ from lockfast._time import boot_now
 _LIBRARIES: Final = ("redis", "redis.asyncio", "valkey", "valkey.asyncio")  # of which the last two may be missing
 _KIND_OF_CLASS: Final = {"SSLConnection": "tls", "Connection": "tcp", "UnixDomainSocketConnection": "unix"}
 _WITHOUT_EFFECT: Final = frozenset({"repr_pieces", "description_format"})  # on how a connection is made
+_SPECIAL: Final = frozenset({"__init__", "__new__", "__getattribute__", "__setattr__"})  # methods with an effect on it
+_OF_POOLS: Final = frozenset(
+    {"make_connection", "get_connection", "get_available_connection", "ensure_connection", "get_master_address"}
+)
+_OF_SENTINELS: Final = frozenset({"discover_master", "discover_slaves", "discover_replicas", "check_master_state"})
 
 
-def kind_of_class(given: type) -> str:
+def kind_of_class(given: Any) -> str:
     """The kind of connection that a class of a ready client makes: "tcp", "tls" or "unix".
 
     Raises ValueError for a class that changes how connections are made: ours would leave that out, and so might send a
     login unencrypted, or to another server.
     """
+    if not isinstance(given, type):  # such as a functools.partial
+        raise left_out(f"connection class is a {type(given).__name__} and no class of redis-py")
     changed = _changed_by(given)
     for name, kind in _KIND_OF_CLASS.items():  # a class for TLS is one for TCP too
         if issubclass(given, _of_libraries(name)) and not changed:
             return kind
     why = f"changes {', '.join(changed)}" if changed else "is no class of redis-py"
-    raise ValueError(
-        f"connect() makes its own connections, and this client's connection class {given.__name__} {why}, which they "
-        "would leave out; pass a client without it, or a URL (a credential_provider is used)"
+    raise left_out(f"connection class {given.__name__} {why}")
+
+
+def check_pool(pool: object) -> None:
+    """Raises ValueError for a pool, or a class of pools, that makes connections in a way of its own."""
+    _must_not_define(pool, "connection pool", _OF_POOLS)
+
+
+def check_sentinels(manager: object) -> None:
+    """Raises ValueError for a manager of Sentinels that finds the primary in a way of its own."""
+    _must_not_define(manager, "Sentinel manager", _OF_SENTINELS)
+
+
+def left_out(what: str) -> ValueError:
+    return ValueError(
+        f"connect() makes its own connections, and this client's {what}, which they would leave out; pass a client "
+        "without it, or a URL (a credential_provider is used)"
     )
+
+
+def _must_not_define(given: object, what: str, names: frozenset[str]) -> None:
+    kind = given if isinstance(given, type) else type(given)
+    defined = _defined_outside(kind) | ({*getattr(given, "__dict__", {})} if kind is not given else set())
+    if changed := sorted(defined & (names | {"__getattribute__"})):
+        raise left_out(f"{what} {kind.__name__} changes {', '.join(changed)}")
 
 
 def _of_libraries(name: str) -> tuple[type, ...]:
     return tuple(getattr(sys.modules[library], name) for library in _LIBRARIES if library in sys.modules)
 
 
+def _is_of_libraries(one: type) -> bool:
+    return one.__module__.partition(".")[0] in _LIBRARIES
+
+
+def _defined_outside(given: type) -> set[str]:
+    """What classes outside of the libraries define."""
+    return {name for one in given.__mro__ if not _is_of_libraries(one) and one is not object for name in vars(one)}
+
+
 def _changed_by(given: type) -> list[str]:
-    """What classes outside of the libraries put in place of what the libraries' class does."""
-    own = [one for one in given.__mro__ if one.__module__.partition(".")[0] not in _LIBRARIES and one is not object]
-    theirs = next((one for one in given.__mro__ if one.__module__.partition(".")[0] in _LIBRARIES), object)
-    names = {name for one in own for name in vars(one) if hasattr(theirs, name)} - _WITHOUT_EFFECT
-    return sorted(name for name in names if not name.startswith("__") or name in ("__init__", "__new__"))
+    """What classes outside of the libraries put in place of what the libraries' class does, or of its settings."""
+    theirs = next(filter(_is_of_libraries, given.__mro__), object)
+    settings = {"ssl_context", *(name for one in theirs.__mro__ for name in signature(one.__init__).parameters)}  # type: ignore[misc]
+    changed = [
+        name
+        for name in _defined_outside(given) - _WITHOUT_EFFECT
+        if hasattr(theirs, name) or {name.lstrip("_"), f"ssl_{name}"} & settings
+    ]
+    return sorted(name for name in changed if not name.startswith("__") or name in _SPECIAL)
 
 
 def is_of_a_closed_connection(error: RuntimeError) -> bool:

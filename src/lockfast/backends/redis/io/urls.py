@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, parse_qs, unquote
 import redis
 
 from lockfast._secrets import shown_option
-from lockfast.backends.redis.io.connections import kind_of_class
+from lockfast.backends.redis.io.connections import check_pool, check_sentinels, kind_of_class, left_out
 from lockfast.backends.redis.io.endpoints import LOGIN, PORT, URL_OPTIONS, Address, ClusterEndpoint, RedisEndpoint
 from lockfast.backends.redis.io.sentinels import SENTINEL_PORT, SERVICE_ERRORS, SentinelEndpoint
 from lockfast.backends.redis.io.tls import OPTIONS, checks_host_names, is_tls
@@ -125,16 +125,23 @@ def endpoint_of_client(client: Any) -> RedisEndpoint | None:
         settings = dict(getattr(client, "connection_kwargs", None) or nodes.connection_kwargs)
         seeds = [Address(node.host, int(node.port)) for node in nodes.startup_nodes.values()]
         _refuse_function(getattr(client, "user_on_connect_func", None))
+        if getattr(nodes, "address_remap", None) is not None:
+            raise left_out("address_remap says where its nodes are")
+        check_pool(getattr(nodes, "connection_pool_class", redis.ConnectionPool))
         kind = kind_of_class(settings.get("connection_class", redis.Connection))
         return ClusterEndpoint("tls" if settings.get("ssl") else kind, settings, seeds)
     pool = getattr(client, "connection_pool", None)
     if pool is None or not hasattr(pool, "connection_kwargs"):
         return None
+    check_pool(pool)
     settings, kind = dict(pool.connection_kwargs), kind_of_class(pool.connection_class)
     _refuse_function(settings.get("redis_connect_func") or settings.get("valkey_connect_func"))
     manager = getattr(pool, "sentinel_manager", None)
     if manager is not None:
+        check_sentinels(manager)
         pools = [sentinel.connection_pool for sentinel in manager.sentinels]
+        for one in pools:
+            check_pool(one)
         addresses = [Address(one.connection_kwargs["host"], int(one.connection_kwargs["port"])) for one in pools]
         encrypted = "tls" in [kind_of_class(one.connection_class) for one in pools]
         to_sentinels = {**manager.sentinel_kwargs, "ssl": encrypted}
