@@ -5,21 +5,28 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import redis.asyncio
 
+import lockfast
+import lockfast.aio
 from lockfast import AcquireTimeout, BackendUnavailable
+from lockfast._model import Claim
 from lockfast.backends.redis.io import asyncio_ as redis_asyncio
 from lockfast.backends.redis.io.urls import endpoint_of_url
+from lockfast.backends.redis.requests import script
 from lockfast.testing.contract import needs
 from lockfast.testing.stage import Stage
 from tests.adversity.redis.stage import OnAServer, request_of, sooner
 from tests.patience import impatient
 from tests.polling import HOUR
 from tests.renewals import renewed
-from tests.servers.waiting import LIMIT, moment
+from tests.servers.proxy import Proxy
+from tests.servers.server import Server
+from tests.servers.waiting import LIMIT, moment, until_async
 
 pytestmark = pytest.mark.slow
 
@@ -181,6 +188,57 @@ def test_a_line_that_falls_silent_is_given_up_though_an_older_answer_came_meanwh
             assert not line.alive
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("replaced", ["as it is cancelled", "before it is abandoned"])
+def test_a_cancelled_request_on_a_connection_that_was_replaced_leaves_no_orphan(
+    monkeypatch: pytest.MonkeyPatch, replaced: str
+) -> None:
+    """It may arrive after the request that cleans up, which is sent on the new connection."""
+    sooner(monkeypatch, 0.1)
+    with Server() as server, Proxy(server) as proxy, lockfast.connect(server.url) as others:
+
+        async def story() -> None:
+            async with lockfast.aio.connect(proxy.url) as locks:
+                engine: Any = locks._logic.engine
+                connections = engine.backend._driver._connections
+                first = others.lock("x", ttl=HOUR).acquire()
+                waiter = asyncio.create_task(locks.lock("x", ttl=HOUR).acquire())
+                await until_async(lambda: others.inspect("x").waiters == 1, "it to wait")
+                silent = connections._connections[None]
+                close, abandon = silent.close, engine.backend.abandon
+
+                def close_and_cancel() -> None:
+                    close()
+                    waiter.cancel()
+
+                async def abandon_later(claim: Claim, *, within: float) -> None:
+                    await until_async(lambda: not silent.alive, "the connection to be replaced")
+                    await abandon(claim, within=within)
+
+                kept = proxy.keep_back(script("acquire").digest)
+                (channel,) = server.command("PUBSUB", "CHANNELS")
+                if replaced == "as it is cancelled":
+                    monkeypatch.setattr(silent, "close", close_and_cancel)
+                else:
+                    monkeypatch.setattr(engine.backend, "abandon", abandon_later)
+                server.command("PUBLISH", channel, *engine.waiting)  # so it asks again
+                if replaced == "before it is abandoned":
+                    await until_async(kept.is_set, "it to ask again")
+                    waiter.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiter
+                assert kept.is_set()
+                await until_async(lambda: others.inspect("x").waiters == 0 and not engine.unfinished, "its end")
+                assert first is not None
+                first.release()
+                server.command("CONFIG", "RESETSTAT")
+                proxy.let_pass()
+                late = lambda: b"cmdstat_evalsha:" in server.command("INFO", "commandstats")  # noqa: E731
+                await until_async(late, "the late request to be carried out")
+                assert not others.inspect("x").locked
+
+        asyncio.run(story())
 
 
 def test_a_connection_that_ends_in_the_handshake_is_one_error_in_every_event_loop(

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from lockfast._bounded import BoundedSet
+from lockfast._bounded import BoundedDict, BoundedSet
 from lockfast._model import (
     MAX_POLL_S,
     Busy,
@@ -47,6 +47,7 @@ class RedisBackend:
     def __init__(self, driver: RedisDriver) -> None:
         self._driver = driver
         self._in_doubt = BoundedSet[str](MAX_IN_DOUBT)  # claims with an unanswered request, which may still arrive
+        self._interrupted = BoundedDict[str, float](MAX_IN_DOUBT)  # since when they may have one
         self._contended = BoundedSet[str](MAX_CONTENDED)  # keys that others held or wanted too: no quick script there
 
     def _now(self) -> tuple[bytes, ...]:
@@ -82,9 +83,15 @@ class RedisBackend:
                 self._in_doubt.add(id)
             raise
         except BaseException:  # cancelled or interrupted
-            if not self._driver.keeps_order(terms.key):
-                self._in_doubt.add(id)
+            self._interrupted[id] = min(started, self._interrupted.get(id, started))
             raise
+
+    def _is_in_doubt(self, claim: Claim) -> bool:
+        """Whether an unanswered request of it may arrive after the one that is sent now."""
+        if claim.id in self._in_doubt:
+            return True
+        since = self._interrupted.get(claim.id)
+        return since is not None and not self._driver.keeps_order(since)
 
     async def _acquire_or_wait(self, claim: Claim, enqueue: bool, until: float) -> Grant | Busy:
         """The full script, for a key that is or may be contended."""
@@ -143,7 +150,7 @@ class RedisBackend:
     async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         id, terms = claim
         until = boot_now() + within
-        if id in self._in_doubt:
+        if self._is_in_doubt(claim):
             freed = await self._release(claim, linger, within, successor)
             await self.abandon(claim, within=_left(until))  # so that a request in doubt takes no effect
             return freed
@@ -171,10 +178,11 @@ class RedisBackend:
             raise damaged_lock(name, self, replies.damage(answer))
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
-        in_doubt = int(claim.id in self._in_doubt)
+        in_doubt = int(self._is_in_doubt(claim))
         try:
             await self._run("abandon", claim.terms.key, (claim.id, in_doubt, *self._now()), within)
             self._in_doubt.discard(claim.id)
+            self._interrupted.pop(claim.id, None)
         except BackendUnavailable:
             self._in_doubt.add(claim.id)  # it is repeated on another connection, and may overtake an earlier request
             raise

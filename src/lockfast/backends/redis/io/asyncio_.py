@@ -17,6 +17,7 @@ from typing import Any
 
 from lockfast._model import Claim
 from lockfast._refusals import closed_driver
+from lockfast._time import boot_now
 from lockfast._worlds import Clock
 from lockfast._worlds.asyncio_ import background_task, end_tasks, seen
 from lockfast.backends.connecting.single_flight import SingleFlight
@@ -240,6 +241,7 @@ class RequestConnection(AsyncioConnection):
     def __init__(self, connections: AsyncioConnections, address: Address | None) -> None:
         super().__init__(connections.endpoint, address, asyncio.get_running_loop())
         self._connections = connections
+        self.used_since = _NEVER
         self._silence_limit = connections.suspect_after
 
     def on_silence(self) -> None:
@@ -414,6 +416,10 @@ class AsyncioConnections:
             raise
         if self._closed:
             connection.close()
+        self._use(address, connection)
+
+    def _use(self, address: Address | None, connection: RequestConnection) -> None:
+        connection.used_since = boot_now()
         self._connections[address] = connection
 
     def suspect(self, address: Address | None, silent: RequestConnection) -> None:
@@ -435,7 +441,7 @@ class AsyncioConnections:
             await self.wakeups.check(connection, _GREET_WITHIN_S)
             await asyncio.sleep(silent.loop.time() - started)
             if self._connections.get(address) is silent and not self._closed and silent.is_silent_since(started):
-                self._connections[address] = connection
+                self._use(address, connection)
                 silent.close()
         finally:
             if self._connections.get(address) is not connection:
@@ -446,9 +452,9 @@ class AsyncioConnections:
             self._begin_again()
             self.wakeups.begin_again()
 
-    def keeps_order(self, address: Address | None) -> bool:
+    def keeps_order(self, address: Address | None, since: float) -> bool:
         connection = self._connections.get(address)
-        return connection is not None and connection.alive
+        return connection is not None and connection.alive and connection.used_since < since
 
     def drop(self, address: Address | None) -> None:
         connection = self._connections.pop(address, None)

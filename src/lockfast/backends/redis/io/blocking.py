@@ -426,7 +426,7 @@ class BlockingConnections:
                     replied[address] = error
         return [replied[address] for address, _, _ in requests]
 
-    def keeps_order(self, address: Address | None) -> bool:
+    def keeps_order(self, address: Address | None, since: float) -> bool:
         return False  # the connection of an interrupted request is closed, and the server may read another one first
 
     def drop(self, address: Address | None) -> None:

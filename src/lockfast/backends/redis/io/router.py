@@ -62,8 +62,9 @@ class Connections(Protocol):
         """As `wakeups.expect`, but subscribes first if there is no subscription."""
         ...
 
-    def keeps_order(self, address: Address | None) -> bool:
-        """Whether a request that is sent now is carried out after one that was interrupted just now."""
+    def keeps_order(self, address: Address | None, since: float) -> bool:
+        """Whether a request that is sent now is carried out after all that were sent since that moment, and
+        interrupted: the connection is the same."""
         ...
 
     def drop(self, address: Address | None) -> None:
@@ -117,12 +118,10 @@ class RedisDriver:
         """The first half of `run`, without anything that costs time: the reply, or an error reply to `settle`."""
         return self._ask_one(None, request, within) if self._direct else self._ask_node(key, request, within)
 
-    def keeps_order(self, key: str) -> bool:
-        """Whether the next request to the server of that key is carried out after one that was interrupted just now."""
-        try:
-            return self._connections.keeps_order(None if self._map is None else self._map.node_of(key))
-        except BackendUnavailable:  # no node is known to have it
-            return False
+    def keeps_order(self, since: float) -> bool:
+        """Whether the next request is carried out after all that were sent since that moment, and interrupted. In a
+        cluster it may be sent to another node than they were."""
+        return self._map is None and self._connections.keeps_order(None, since)
 
     async def settle(self, script: Script, key: str, request: bytes, error: Any, within: float) -> Any:
         address = None if self._map is None else self._map.node_of(key)

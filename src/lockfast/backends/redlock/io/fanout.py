@@ -147,7 +147,7 @@ class NodeConnections:
             await Suspended(b"", 0)
         return self.node_wakeups.expect(claim)
 
-    def keeps_order(self, address: Address | None) -> bool:
+    def keeps_order(self, address: Address | None, since: float) -> bool:
         return False
 
     def drop(self, address: Address | None) -> None:
