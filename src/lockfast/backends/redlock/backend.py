@@ -94,7 +94,7 @@ class QuorumBackend(Votes, WithoutValues):
             if number in freed
             else node.release(claim, linger=linger, within=within, successor=successor)
             if granted_by is None or number in granted_by
-            else self._release_or_leave(node, claim, linger, within, successor)
+            else _release_or_leave(node, claim, linger, within, successor)
             for number, node in enumerate(self._nodes)
         ]
 
@@ -108,14 +108,6 @@ class QuorumBackend(Votes, WithoutValues):
         self._histories.pop(claim.id, None)
         maybe = len(results) - answered + sum([results[node] is False for node in unknown])
         return yes(results) + maybe >= self._quorum.majority
-
-    async def _release_or_leave(self, node: Node, claim: Claim, linger: float, within: float, successor: str) -> bool:
-        """At a node that had not granted it when a majority had: it may since have done so, or have it in its queue."""
-        until = self._fanout.now() + within
-        if await node.release(claim, linger=linger, within=within, successor=successor):
-            return True
-        await node.abandon(claim, within=self._quorum.time_left(until))
-        return False
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
         self._renewals.end(claim)
@@ -220,6 +212,14 @@ class QuorumBackend(Votes, WithoutValues):
     def after_fork(self, *, child: bool) -> None:
         if child:
             self._fanout.after_fork()
+
+
+async def _release_or_leave(node: Node, claim: Claim, linger: float, within: float, successor: str) -> bool:
+    """At a node that had not granted it when a majority had: it may since have done so, or have it in its queue."""
+    if await node.release(claim, linger=linger, within=within, successor=successor):
+        return True
+    await node.abandon(claim, within=within)  # the round limits both together
+    return False
 
 
 def _is_over(answer: Any) -> bool:
