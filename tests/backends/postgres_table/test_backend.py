@@ -399,7 +399,7 @@ def test_a_grant_is_as_durable_as_the_server_has_it_unless_the_url_says_otherwis
                 pass
         seen = [level for (level,) in database.connection.execute("SELECT level FROM seen")]
     finally:
-        database.connection.execute("DROP TRIGGER note ON distributed_locks; DROP TABLE seen")
+        database.connection.execute("DROP FUNCTION note() CASCADE; DROP TABLE seen")
     assert seen == ["on", "off"]
 
 
