@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -39,18 +38,6 @@ def database(tmp_path: Path) -> str:
 @pytest.fixture
 def plain(database: str) -> str:
     return advisory().server.url_of(database)
-
-
-@pytest.fixture
-def url(plain: str) -> str:
-    return plain.replace("postgresql:", "postgresql+advisory:")
-
-
-@pytest.fixture
-def psql(plain: str) -> Iterator[psycopg.Connection]:
-    """A plain connection, as any program has."""
-    with psycopg.connect(plain, autocommit=True, application_name="psql-user") as connection:
-        yield connection
 
 
 def _fetch(connection: psycopg.Connection, sql: str, *values: Any) -> Any:

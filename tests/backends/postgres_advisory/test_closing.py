@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -19,23 +18,12 @@ from lockfast.backends.postgres_advisory.io import asyncio_ as asyncio_module
 from lockfast.backends.postgres_advisory.io import blocking as blocking_module
 from lockfast.backends.postgres_advisory.io.session import dial
 from tests.servers.postgres import PostgresServer
-from tests.servers.postgres_shared import advisory
 from tests.servers.waiting import LIMIT, join, until
 
 pytestmark = pytest.mark.slow
 _OURS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'me'"
 _WAIT = f"{_OURS} AND wait_event_type = 'Lock'"
 WAITERS = 6
-
-
-@pytest.fixture
-def plain(tmp_path: Path) -> str:
-    return advisory().url(tmp_path)
-
-
-@pytest.fixture
-def url(plain: str) -> str:
-    return plain.replace("postgresql:", "postgresql+advisory:")
 
 
 @pytest.fixture

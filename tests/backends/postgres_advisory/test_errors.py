@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -17,16 +16,11 @@ import lockfast
 from lockfast import BackendUnavailable, Locks
 from lockfast.backends.postgres_advisory import acquiring as acquiring_module
 from lockfast.backends.postgres_advisory.statements import STATEMENTS
-from tests.servers.postgres_shared import HERE, advisory
+from tests.servers.postgres_shared import HERE
 from tests.servers.waiting import until
 
 pytestmark = pytest.mark.slow
 _FAILS = "current_setting('my.fails', true) = 'on'"
-
-
-@pytest.fixture
-def plain(tmp_path: Path) -> str:
-    return advisory().url(tmp_path)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from __future__ import annotations
 import select
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -22,17 +21,12 @@ from lockfast.backends.postgres_advisory.io.session import AdvisorySession
 from lockfast.backends.postgres_advisory.io.watch import SessionWatch
 from lockfast.backends.postgres_advisory.keys import key_of
 from tests.backends.postgres_advisory.transactions import WORLDS, entered, run_story, settled
-from tests.servers.postgres_shared import HERE, advisory
+from tests.servers.postgres_shared import HERE
 from tests.servers.waiting import join, until
 
 pytestmark = pytest.mark.slow
 _WAITERS = f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND {HERE}"
 _NUMBER = key_of("a").number
-
-
-@pytest.fixture
-def plain(tmp_path: Path) -> str:
-    return advisory().url(tmp_path)
 
 
 @pytest.fixture

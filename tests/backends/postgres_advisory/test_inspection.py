@@ -8,10 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -21,28 +19,11 @@ import lockfast
 from lockfast import LockError
 from lockfast.backends.postgres_advisory.keys import key_of
 from tests.servers.postgres import USER
-from tests.servers.postgres_shared import HERE, advisory, own_name
+from tests.servers.postgres_shared import HERE, own_name
 from tests.servers.server import HOST
 from tests.servers.waiting import join, until
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def plain(tmp_path: Path) -> str:
-    return advisory().url(tmp_path)
-
-
-@pytest.fixture
-def url(plain: str) -> str:
-    return plain.replace("postgresql:", "postgresql+advisory:")
-
-
-@pytest.fixture
-def psql(plain: str) -> Iterator[psycopg.Connection]:
-    """A plain connection, as any program has."""
-    with psycopg.connect(plain, autocommit=True, application_name="psql-user") as connection:
-        yield connection
 
 
 def _fetch(connection: psycopg.Connection, sql: str, *values: Any) -> Any:

@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from enum import IntEnum
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -21,7 +20,6 @@ import lockfast
 import lockfast.aio
 from lockfast import AcquireTimeout, Locks
 from lockfast.backends.postgres_advisory.keys import integer_in, is_tag_of, key_of, name_of_integer
-from tests.servers.postgres_shared import advisory
 from tests.servers.waiting import join, until
 
 pytestmark = pytest.mark.slow
@@ -30,16 +28,6 @@ INTEGERS = (42, 0, -1, 256, 2**63 - 1, -(2**63))
 
 class Job(IntEnum):
     REPORT = 42
-
-
-@pytest.fixture
-def plain(tmp_path: Path) -> str:
-    return advisory().url(tmp_path)
-
-
-@pytest.fixture
-def url(plain: str) -> str:
-    return plain.replace("postgresql:", "postgresql+advisory:")
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -19,7 +18,6 @@ import pytest
 import lockfast
 from lockfast import Locks
 from tests.engine.interrupting import Interrupt
-from tests.servers.postgres_shared import advisory
 from tests.servers.waiting import LIMIT, join, until
 
 pytestmark = [
@@ -34,16 +32,6 @@ _SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'me'
 
 def _ours(file: str) -> bool:
     return "postgres_advisory" in file and "tests" not in file
-
-
-@pytest.fixture
-def plain(tmp_path: Path) -> str:
-    return advisory().url(tmp_path)
-
-
-@pytest.fixture
-def url(plain: str) -> str:
-    return plain.replace("postgresql:", "postgresql+advisory:")
 
 
 @pytest.fixture

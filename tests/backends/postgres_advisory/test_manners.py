@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -13,17 +12,12 @@ import pytest
 import lockfast
 import lockfast.aio
 from lockfast import Lease, Locks
-from tests.servers.postgres_shared import HERE, advisory
+from tests.servers.postgres_shared import HERE
 from tests.servers.waiting import join, until
 
 pytestmark = pytest.mark.slow
 _WAITERS = f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND {HERE}"
 _OURS = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'me'"
-
-
-@pytest.fixture
-def plain(tmp_path: Path) -> str:
-    return advisory().url(tmp_path)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -74,11 +73,6 @@ def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> In
     monkeypatch.setattr(SessionWatch, "_read_ended", lambda self, ended: None)  # the thread that watches is late
     made: InThreads | InAsyncio = request.param()
     return made
-
-
-@pytest.fixture
-def plain(tmp_path: Path) -> str:
-    return advisory().url(tmp_path)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -30,16 +29,6 @@ from tests.servers.waiting import LIMIT, join, until
 
 pytestmark = pytest.mark.slow
 _IN_LINE = f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND {HERE}"
-
-
-@pytest.fixture
-def plain(tmp_path: Path) -> str:
-    return advisory().url(tmp_path)
-
-
-@pytest.fixture
-def url(plain: str) -> str:
-    return plain.replace("postgresql:", "postgresql+advisory:")
 
 
 @pytest.fixture

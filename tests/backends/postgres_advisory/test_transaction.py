@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, closing, contextmanager
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -18,22 +17,11 @@ import sqlalchemy.orm
 import lockfast
 import lockfast.aio
 from lockfast import AcquireTimeout, Locks, SelfDeadlock, Unsupported
-from tests.servers.postgres_shared import advisory
 from tests.servers.waiting import join, until
 
 pytestmark = pytest.mark.slow
 Open = Callable[[str], AbstractContextManager[Any]]
 OpenAsync = Callable[[str], AbstractAsyncContextManager[Any]]
-
-
-@pytest.fixture
-def plain(tmp_path: Path) -> str:
-    return advisory().url(tmp_path)
-
-
-@pytest.fixture
-def url(plain: str) -> str:
-    return plain.replace("postgresql:", "postgresql+advisory:")
 
 
 @pytest.fixture

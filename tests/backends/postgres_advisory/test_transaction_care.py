@@ -6,7 +6,6 @@ import asyncio
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -25,11 +24,6 @@ from tests.servers.waiting import join, until, until_async
 
 pytestmark = pytest.mark.slow
 each = pytest.mark.parametrize("world", WORLDS)
-
-
-@pytest.fixture
-def plain(tmp_path: Path) -> str:
-    return advisory().url(tmp_path)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import django.conf  # type: ignore[import-untyped]
@@ -28,11 +27,6 @@ from tests.servers.postgres_shared import advisory
 
 pytestmark = pytest.mark.slow
 each = pytest.mark.parametrize("world", WORLDS)
-
-
-@pytest.fixture
-def plain(tmp_path: Path) -> str:
-    return advisory().url(tmp_path)
 
 
 async def _takes_part(here: Side, connection: Any) -> None:
