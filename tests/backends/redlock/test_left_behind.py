@@ -115,10 +115,13 @@ class TestServersThatMissSomething(OnAQuorum):
         held = await holder.lock("x", ttl=600).take()
         waiter = stage.start(locks.lock("x", ttl=600).take())
         await stage.until(lambda: all(self.at(stage, node, "x").waiters for node in range(3)), "its place at all")
-        late = self.quorum.proxies[2].keep_back(script("acquire").digest)
+        asked = [proxy.keep_back(script("acquire").digest) for proxy in self.quorum.proxies]
         assert await held.release()
+        await stage.until(lambda: all(event.is_set() for event in asked), "all votes to be asked for")
+        await stage.until(lambda: not any(self.quorum.held_at("x", stage.namespace)), "the release at all servers")
+        for proxy in self.quorum.proxies[:2]:
+            proxy.let_pass()
         lease = await waiter.result()
-        await stage.until(late.is_set, "a vote that is kept back")
         self.quorum.proxies[2].let_pass()
         await stage.until(lambda: self.at(stage, 2, "x").locked, "the late vote")
         self.quorum.servers[0].command("FLUSHALL")
