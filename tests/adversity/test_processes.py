@@ -194,7 +194,7 @@ def test_a_holder_whose_interpreter_stands_still_past_its_ttl_knows_that_it_lost
     first = holder.ask("acquire", name="x", ttl=0.4)
     waiter.send("acquire", name="x")
     queued("x", first["fence"])
-    stalled = holder.ask("stall", seconds=0.8)  # the last and longest of several stalls, with no time between
+    stalled = holder.ask("stall", seconds=0.8)
     assert (stalled["held"], stalled["lost"], stalled["check"]) == (False, True, "LeaseLost")
     assert waiter.expect()["fence"]
 
