@@ -165,11 +165,18 @@ def read_all() -> dict[str, Module]:
         parts = file.relative_to(SOURCE).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         modules[name] = Module(name, file.read_text())
-        assert modules[name].nodes  # parsed before the tests begin, see `pytest_collection_finish`
     return modules
 
 
 MODULES = read_all()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_trees() -> Iterator[None]:
+    """They are not kept: every collection of garbage in later tests would look through them."""
+    yield
+    for module in MODULES.values():
+        vars(module).pop("_parsed", None)
 
 
 # Imports
