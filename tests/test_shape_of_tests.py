@@ -27,7 +27,6 @@ GIVES_UP = {"raises", "suppress", "impatient"}  # in such a block nothing has to
 
 # Files that may do it, and why. A new one needs a reason that a slow machine cannot refute.
 MAY_MEASURE = {
-    "adversity/actor.py": "it keeps its interpreter busy for so long, at least",
     "cli/conftest.py": "it turns one clock's moment into another's",
     "flaky.py": "a tool, no test: it shows how long each run took",
     "hard_limit.py": "a tool, no test: it knows when a test that is stuck is ended",
@@ -37,6 +36,7 @@ MAY_MEASURE = {
     "simulation/test_history.py": "the judge of histories must not be quadratic: it would take hours",
 }
 MAY_SLEEP = {
+    "adversity/actor.py": "its interpreter stands still for so long: that is the fault",
     "servers/proxy.py": "the wire is slow when a test asks for it",
     "servers/waiting.py": "it is how all others wait",
 }
