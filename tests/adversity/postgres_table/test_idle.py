@@ -12,8 +12,11 @@ import lockfast
 import lockfast.aio
 from lockfast._time import boot_now
 from lockfast.backends.postgres_table.io import connections_asyncio, session
-from lockfast.testing.stage import Stage
+from lockfast.backends.postgres_table.io.batching import MAX_CONNECTIONS, MAX_SPARE
+from lockfast.testing.awaited import AwaitedLease, AwaitedLocks
+from lockfast.testing.stage import Actor, Stage
 from tests.adversity.postgres_table.stage import OnTable
+from tests.patience import impatient
 from tests.polling import HOUR, never_look
 from tests.servers.proxy import Proxy
 from tests.servers.waiting import LIMIT, until, until_async
@@ -25,6 +28,14 @@ def _idle(locks: Any) -> set[Any]:
     driver = backend._driver
     lists = [driver._idle] if hasattr(driver, "_idle") else [driver._free, driver._spare]
     return {connection for each in lists for connection in each if connection is not None}
+
+
+def _is_idle(locks: Any) -> bool:
+    """Whether none of its connections is in use or being made."""
+    driver = locks.faults.inner._driver
+    if hasattr(driver, "_free"):
+        return len(driver._free) == MAX_CONNECTIONS and len(driver._spare) == MAX_SPARE
+    return not driver._busy and not driver._dialling
 
 
 def _forsaken(wire: Proxy, locks: Any) -> set[Any]:
@@ -156,19 +167,39 @@ class TestSiblings(OnTable):
         with self.wire() as wire:
             asyncio.run(story(wire))
 
+    async def _waits(self, stage: Stage, locks: AwaitedLocks) -> tuple[AwaitedLease, Actor[AwaitedLease], set[str]]:
+        """The holder of "x", one of `locks` that waits for it, and who listens; the connections of `locks` are idle."""
+        with self.straight():
+            holder = await stage.locks().lock("x", ttl=HOUR).take()
+        waiter = stage.start(locks.lock("x").take())
+        with self.straight():
+            await stage.queue("x", 1)
+        await stage.until(lambda: len(self.listeners()) == 1, "the waiter to listen")
+        await stage.until(lambda: _is_idle(locks), "its connections to be idle")
+        return holder, waiter, self.listeners()
+
     async def test_the_one_for_wakeups_is_made_anew(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         with self.wire() as wire:
             never_look(monkeypatch)
-            with self.straight():
-                holder = await stage.locks().lock("x", ttl=HOUR).take()
             locks = await self.ready(stage)
-            waiter = stage.start(locks.lock("x").take())
-            with self.straight():
-                await stage.queue("x", 1)
-            await stage.until(lambda: len(self.listeners()) == 1, "the waiter to listen")
-            before = self.listeners()
+            holder, waiter, before = await self._waits(stage, locks)
             _forsaken(wire, locks)
             other = await locks.lock("y", wait=LIMIT).take()  # and in doing so it learns that connections lead nowhere
+            await stage.until(lambda: bool(self.listeners() - before), "it to listen anew")
+            await holder.release()
+            await (await waiter.result()).release()
+            await other.release()
+
+    async def test_a_request_that_is_never_answered_makes_all_suspect_that_have_received_nothing_since(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with self.wire() as wire:
+            never_look(monkeypatch)
+            locks = await self.ready(stage)
+            holder, waiter, before = await self._waits(stage, locks)
+            wire.forsake()  # all were in use just now, so that none is probed
+            with impatient(locks, 1.2):
+                other = await locks.lock("y", wait=LIMIT).take()
             await stage.until(lambda: bool(self.listeners() - before), "it to listen anew")
             await holder.release()
             await (await waiter.result()).release()

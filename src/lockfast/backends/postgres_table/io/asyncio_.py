@@ -49,6 +49,8 @@ from lockfast.backends.postgres_table.io.connections_asyncio import (
 )
 from lockfast.backends.postgres_table.io.session import (
     ECHO_WITHIN_S,
+    LONG_AGO,
+    SILENT_S,
     TableSession,
     echo,
     is_suspect,
@@ -61,7 +63,6 @@ from lockfast.backends.postgres_table.io.session import (
 from lockfast.errors import BackendUnavailable
 
 _NEVER = float("inf")
-_SILENT_S = 1.0  # after which a statement that is not answered is given up with its connection, if no task waits
 _MIN_DIAL_S = 1.0  # that connecting may take at least, however soon the first to need it gives up
 
 
@@ -218,9 +219,17 @@ class AsyncioPostgres:
         """A connection that leads nowhere is never answered; requests that still have time may wait there."""
         now = asyncio.get_running_loop().time() if self._busy else 0.0
         for connection in list(self._busy):
-            if connection.since + _SILENT_S <= now and all(pending.answer.done() for pending in connection.batch):
+            if connection.since + SILENT_S <= now and all(pending.answer.done() for pending in connection.batch):
                 self._busy.remove(connection)
                 connection.close()
+                self._suspect(connection.sent_at)
+
+    def _suspect(self, moment: float) -> None:
+        """What was sent then was never answered. Connections that have received nothing since may lead nowhere too."""
+        for connection in self._idle:
+            if connection.idle_since <= moment:
+                connection.idle_since = LONG_AGO  # it is probed before it is used again
+        self.wakeups.drop_session(moment)
 
     def _pump_again(self) -> None:
         self._stuck_timer = None

@@ -49,6 +49,8 @@ from lockfast.backends.postgres_table.io.connections import (
 )
 from lockfast.backends.postgres_table.io.session import (
     ECHO_WITHIN_S,
+    LONG_AGO,
+    SILENT_S,
     TableSession,
     echo,
     is_suspect,
@@ -216,11 +218,13 @@ class BlockingPostgres:
 
     def _converse(self, pending: _PendingRequest, batch: list[TableRequest]) -> list[Any]:
         connection, pending.connection = pending.connection, None  # thrown away, unless it turns out well
+        sent_at = math.inf
         try:
             if connection is not None and not self._can_be_used(connection, pending.until):
                 connection = None
             connection = connection or self._dial(pending.until)
             statement, params = statement_for(batch, self._many)
+            sent_at = boot_now()
             answer = connection.run(connection.session.execute(statement, params), pending.until)
             pending.connection = connection
             return replies_of(batch, answer, self._many)
@@ -228,6 +232,8 @@ class BlockingPostgres:
             pending.connection = connection
             return failures_of(batch, error)
         except Late:
+            if boot_now() - sent_at >= SILENT_S:
+                self._suspect(sent_at)
             return [unavailable(self.endpoint.name, "did not answer in time")] * len(batch)
         except Broken as broken:
             return [unavailable(self.endpoint.name, broken.message)] * len(batch)
@@ -261,6 +267,14 @@ class BlockingPostgres:
         for connection in suspects:
             connection.session.close()
         self._wakeups.drop_inbox()
+
+    def _suspect(self, moment: float) -> None:
+        """What was sent then was never answered. Connections that have received nothing since may lead nowhere too."""
+        with self._mutex:
+            for connection in (*self._free, *self._spare):
+                if connection is not None and connection.idle_since <= moment:
+                    connection.idle_since = LONG_AGO  # it is probed before it is used again
+        self._wakeups.drop_inbox(moment)
 
     def _dial(self, until: float) -> BlockingTableConnection:
         """Raises BackendUnavailable."""

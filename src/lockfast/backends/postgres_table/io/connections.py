@@ -6,10 +6,12 @@ Leaves to `blocking`: which thread uses which connection.
 
 from __future__ import annotations
 
+import math
 import select
 from collections.abc import Sequence
 from typing import Any
 
+from lockfast._time import boot_now
 from lockfast.backends.postgres.io.refusals import Broken
 from lockfast.backends.postgres.io.stepping import run
 from lockfast.backends.postgres.io.wire import Steps
@@ -41,6 +43,7 @@ class TableSubscription:
     def __init__(self, session: TableSession, channel: str) -> None:
         self.address = channel
         self.broken = False
+        self.received_at = boot_now()  # when it was last known to receive
         self._session = session
         self._self_pipe = SelfPipe(session.pg.socket)
         self.poll = self._self_pipe.poll
@@ -50,6 +53,7 @@ class TableSubscription:
         if not self._self_pipe.other_is_ready(ready):
             return []
         try:
+            self.received_at = boot_now()
             return self._session.notifications()
         except Broken:
             self.broken = True
@@ -65,10 +69,10 @@ class TableSubscription:
 
 
 class PostgresTableWakeups(BlockingWakeups):
-    def drop_inbox(self) -> None:
+    def drop_inbox(self, unless_received_since: float = math.inf) -> None:
         """The connection may lead nowhere: close it, and wake all waiters, which make another one."""
         with self._mutex:
-            if isinstance(self._inbox, TableSubscription):
+            if isinstance(self._inbox, TableSubscription) and self._inbox.received_at <= unless_received_since:
                 self._inbox.broken = True
                 self._mark(WAKE_ALL)
                 if self._leader is None:

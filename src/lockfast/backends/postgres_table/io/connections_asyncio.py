@@ -7,6 +7,7 @@ Leaves to `asyncio_`: which request goes where.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
@@ -46,7 +47,7 @@ class AsyncioTableConnection:
         self.session = session
         self.batch: list[PendingTableRequest] = []  # those that wait for the statement that is under way
         self.since = loop.time()  # when it was sent
-        self.idle_since = boot_now()  # it counts the time that the machine sleeps, unlike the loop
+        self.sent_at = self.idle_since = boot_now()  # it counts the time that the machine sleeps, unlike the loop
         self.probing = False
         self.alive = True
         self._loop = loop
@@ -66,7 +67,7 @@ class AsyncioTableConnection:
         self._begin(self.session.probe())
 
     def _begin(self, steps: Steps) -> None:
-        self.since = self._loop.time()
+        self.since, self.sent_at = self._loop.time(), boot_now()
         self._steps = steps
         self._go_on()
 
@@ -116,6 +117,7 @@ class AsyncioPostgresTableWakeups(AsyncioWaiters):
         super().__init__(clock)
         self.channel = f"lockfast_{uuid4().hex}"
         self._session: TableSession | None = None
+        self._received_at = 0.0  # when it was last known to receive
         self._number = -1  # of its socket: libpq does not report it any more once it has closed it
         self._reading_loop: asyncio.AbstractEventLoop | None = None
 
@@ -129,6 +131,7 @@ class AsyncioPostgresTableWakeups(AsyncioWaiters):
 
     def attach(self, session: TableSession) -> None:
         self._session = session
+        self._received_at = boot_now()
         self._number = session.pg.socket
         self._reading_loop = asyncio.get_running_loop()
         self._reading_loop.add_reader(self._number, self._received)
@@ -137,14 +140,15 @@ class AsyncioPostgresTableWakeups(AsyncioWaiters):
         assert self._session is not None
         try:
             for claim in self._session.notifications():
+                self._received_at = boot_now()
                 self.wake(claim)
         except Broken:
             self._detach()
             self.wake(WAKE_ALL)  # wake-ups that came meanwhile are lost
 
-    def drop_session(self) -> None:
+    def drop_session(self, unless_received_since: float = math.inf) -> None:
         """It may lead nowhere: close it, and wake all waiters, which make another one."""
-        if self._session is not None:
+        if self._session is not None and self._received_at <= unless_received_since:
             self._detach()
             self.wake(WAKE_ALL)
 

@@ -43,6 +43,8 @@ _CHECK_INTERVAL_MS: Final = 500  # how often the server checks that a client who
 SUSPECT_AFTER_S: Final = 10.0  # a connection that was idle for so long is probed: a NAT may have forgotten it
 MAX_PROBE_S: Final = 1.0  # how long the reply to that may take,
 PROBE_SHARE: Final = 0.25  # and which part of the time that a request has: the rest is for a new connection
+LONG_AGO: Final = float("-inf")  # when a connection was last used that is probed in any case
+SILENT_S: Final = 1.0  # a statement that is not answered for so long makes all that have received nothing since suspect
 MIN_PROBE_S: Final = 0.25  # with less there is no probe: it would take a slow connection for one that leads nowhere
 
 
