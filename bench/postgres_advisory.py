@@ -14,7 +14,7 @@ from tests.servers.postgres import PostgresServer
 
 import lockfast
 from bench.harness import Finding, Setting, per_cycle, quartiles, ratio, take_turns
-from bench.postgres_advisory_competitors import KINDS, Kind, PostgresCompetitors
+from bench.postgres_advisory_competitors import KINDS, Kind, advisory_competitors
 from bench.postgres_advisory_peers import Cycle, bare_pair, peers
 from bench.redis_contended import Round, judge
 from bench.redis_server import one_core
@@ -57,7 +57,7 @@ def _alone(server: PostgresServer, setting: Setting) -> list[Finding]:
 def _contended(server: PostgresServer, setting: Setting) -> list[Finding]:
     seconds, rounds = float(setting.scaled(3, 1)), setting.scaled(5, 2)
     seen: dict[Kind, list[Round]] = {kind: [] for kind in KINDS}
-    with PostgresCompetitors(server.url, PROCESSES) as competitors:
+    with advisory_competitors(server.url, PROCESSES) as competitors:
         for kind in KINDS:
             competitors.compete(kind, _WARM_UP_S)
         for turn in range(rounds):

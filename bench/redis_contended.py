@@ -16,8 +16,9 @@ from typing import Any, get_args
 
 from tests.servers.server import Server
 
+from bench.competitors import Competitors, Task
 from bench.harness import Finding, Setting, quartiles
-from bench.redis_competitors import Competitors, Kind, Task
+from bench.redis_competitors import Kind, redis_competitors
 from bench.redis_server import Monitor
 
 PROCESSES = 32
@@ -51,11 +52,11 @@ def run(setting: Setting) -> list[Finding]:
     """Findings for `python -m bench --only redis_contended`."""
     seconds, rounds = float(setting.scaled(3, 1)), setting.scaled(5, 2)
     with Server() as redis:
-        with Competitors(redis.port, PROCESSES) as competitors:
+        with redis_competitors(redis.port, PROCESSES) as competitors:
             seen = _rounds(competitors, seconds, rounds)
             commands = [_commands(redis.port, competitors, "lockfast", n, n) for n in (2, 8, PROCESSES)]
             peers = [_commands(redis.port, competitors, kind, PROCESSES, PROCESSES) for kind in KINDS[1:]]
-        with Competitors(redis.port, 8, threads=16) as competitors:
+        with redis_competitors(redis.port, 8, threads=16) as competitors:
             competitors.compete("lockfast", _WARM_UP_S)
             commands.append(_commands(redis.port, competitors, "lockfast", 8, 8 * 16))
     return [*_compared(seen), *commands, *_shown(seen), *peers]
