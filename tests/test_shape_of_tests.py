@@ -23,6 +23,7 @@ LEAST = 30.0  # seconds: what a test waits for in earnest is given at least so m
 CLOCKS = {"monotonic", "perf_counter", "process_time", "boot_now", "time"}
 WAITS = {"join", "result", "communicate", "wait", "wait_for", "timeout", "notifies", "get_message"}
 TAKES = {"lock", "semaphore", "all", "read", "write"}
+NO_SERVER = ("stories/", "engine/", "simulation/", "typing/", "backends/memory/", "backends/sqlite/")
 GIVES_UP = {"raises", "suppress", "impatient"}  # in such a block nothing has to succeed
 
 # Files that may do it, and why. A new one needs a reason that a slow machine cannot refute.
@@ -200,12 +201,29 @@ def _number(node: ast.expr) -> float:
 def short_waits_that_must_not_end(files: Files) -> Iterator[str]:
     """A lock that must be granted, with a `wait` that a slow machine lets pass."""
     for file in files.values():
-        giving_up = {id(inner) for node in file.nodes if _may_fail(node) for inner in ast.walk(node)}
-        for node in file.nodes if not file.name.startswith("stories/") else ():  # there the clock is fake
-            if id(node) not in giving_up:
-                for call in _must_be_granted(node):
-                    if any(word.arg == "wait" and 0 < _number(word.value) < LEAST for word in call.keywords):
+        for node in _that_must_succeed(file) if not file.name.startswith("stories/") else ():  # there the clock is fake
+            for call in _must_be_granted(node):
+                if _short(call, "wait"):
+                    yield file.at(call)
+
+
+def short_waits_that_need_an_answer(files: Files) -> Iterator[str]:
+    """A refusal that the server must have given in a `wait` that a slow machine lets pass: `in_queue` waits for it."""
+    for file in files.values():
+        for node in _that_must_succeed(file) if not file.name.startswith(NO_SERVER) else ():
+            if isinstance(node, ast.Compare) and ast.unparse(node).endswith(" is None"):
+                for call in ast.walk(node.left):
+                    if _short(call, "wait") or (_called(call) == "acquire" and _short(call, "timeout")):
                         yield file.at(call)
+
+
+def _short(call: ast.AST, word: str) -> bool:
+    return any(one.arg == word and 0 < _number(one.value) < LEAST for one in _keywords(call))
+
+
+def _that_must_succeed(file: File) -> Iterator[ast.AST]:
+    may_fail = {id(inner) for node in file.nodes if _may_fail(node) for inner in ast.walk(node)}
+    return (node for node in file.nodes if id(node) not in may_fail)
 
 
 def _may_fail(node: ast.AST) -> bool:
@@ -250,7 +268,7 @@ def reasons_that_need_an_answer(files: Files) -> Iterator[str]:
             calls = [item.context_expr for item in items if isinstance(item.context_expr, ast.Call)]
             if any(_called(call) == "raises" and any(word.arg == "match" for word in call.keywords) for call in calls):
                 for call in filter(lambda node: isinstance(node, ast.Call), ast.walk(block)):
-                    if any(word.arg == "patience" and 0 < _number(word.value) < LEAST for word in _keywords(call)):
+                    if _short(call, "patience"):
                         yield file.at(call)
 
 
@@ -286,6 +304,7 @@ CHECKS: tuple[Check, ...] = (
     waiting_loops,
     short_limits,
     short_waits_that_must_not_end,
+    short_waits_that_need_an_answer,
     unconfirmed_settings,
     sessions_of_other_tests,
     reasons_that_need_an_answer,
@@ -323,6 +342,8 @@ PLANTED: list[tuple[Check, str]] = [
     (short_limits, "assert event.wait(20)"),
     (short_waits_that_must_not_end, "with connect() as locks, locks.lock('x', wait=5): pass"),
     (short_waits_that_must_not_end, "async def f():\n    lease = await locks.semaphore('x', 2, wait=0.5).take()"),
+    (short_waits_that_need_an_answer, "assert locks.lock('x', wait=0.5).acquire() is None"),
+    (short_waits_that_need_an_answer, "assert (lease := locks.lock('x').acquire(timeout=0.5)) is None"),
     (unconfirmed_settings, "server.command('CONFIG', 'SET', 'maxmemory', '1')"),
     (unconfirmed_settings, "replica.command('REPLICAOF', HOST, primary.port)"),
     (sessions_of_other_tests, "psql(\"SELECT pid FROM pg_stat_activity WHERE application_name = 'me'\")"),
@@ -357,7 +378,9 @@ while not done:
 thread.join(LIMIT)
 ", ".join(["a"])
 assert not signal.wait(0.001)
-assert locks.lock("x", wait=0.5).acquire() is None
+assert locks.lock("x", wait=0).acquire() is None
+with suppress(BackendUnavailable):
+    assert locks.lock("x", wait=0.5).acquire() is None
 with locks.lock("x", wait=0): pass
 with locks.lock("x", wait=LIMIT): pass
 server.configure("maxmemory", 1)

@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 import lockfast
 import lockfast.aio
 from lockfast.backends.postgres_table import requests
-from lockfast.errors import AcquireTimeout
+from lockfast.errors import AcquireTimeout, BackendUnavailable
 from tests.servers.postgres_shared import HERE
 from tests.servers.postgres_tables import table
 from tests.servers.waiting import LIMIT, join, until
@@ -229,11 +229,16 @@ def test_an_open_transaction_at_the_name_is_no_loss_for_one_that_shares_its_lock
 
 def test_one_that_never_came_to_its_name_leaves_nothing_to_do_there(psql: Psql, url: str) -> None:
     psql.execute("BEGIN; SELECT acquire_lock('x', 'psql')")
-    with lockfast.connect(url) as locks:
-        assert locks.lock("x", wait=1).acquire() is None
-        assert not locks._logic.engine.unfinished
-        psql.execute("ROLLBACK")
-        assert locks.inspect("x").waiters == 0
+
+    def nothing_to_do() -> bool:
+        with suppress(BackendUnavailable), lockfast.connect(url) as locks:  # on a busy machine it may not be answered
+            assert locks.lock("x", wait=1).acquire() is None
+            return not locks._logic.engine.unfinished
+        return False
+
+    until(nothing_to_do, "an answer that leaves nothing to do")
+    psql.execute("ROLLBACK")
+    assert psql.execute("SELECT count(*) FROM lockfast_queue") == "0"
 
 
 def test_a_waiter_leaves_the_queue_once_the_name_is_free(psql: Psql, url: str) -> None:
@@ -266,7 +271,7 @@ def test_an_extension_in_an_open_transaction_holds_up_only_its_own_name(psql: Ps
         for number in range(2 * SWEEP_EVERY):
             with locks.lock(f"other-{number}", wait=LIMIT):
                 pass
-        assert locks.lock("x", wait=1).acquire() is None, "it may still be committed"
+        assert locks.lock("x", wait=0).acquire() is None, "it may still be committed"
         psql.execute("COMMIT")
         assert locks.lock("x", wait=0).acquire() is None
 

@@ -13,7 +13,7 @@ from lockfast import BackendUnavailable
 from lockfast.backends.redis.io import blocking, resp
 from tests.servers.proxy import Proxy
 from tests.servers.server import Server
-from tests.servers.waiting import LIMIT, join, until
+from tests.servers.waiting import LIMIT, join, stand_still, until
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +37,7 @@ def ask_together(locks: lockfast.Locks, server: Server) -> None:
     for thread in threads:
         thread.start()
     until(lambda: len(engine.outage.unanswered) == MANY, "all to ask")
+    stand_still(*threads)  # each has sent its request
     server.go_on()
     join(*threads)
 

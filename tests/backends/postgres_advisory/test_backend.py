@@ -24,7 +24,8 @@ from tests.servers.postgres import USER
 from tests.servers.postgres_shared import HERE, advisory
 from tests.servers.postgres_wire import Pooler
 from tests.servers.server import HOST
-from tests.servers.waiting import join, until
+from tests.servers.waiting import join, pause, until
+from tests.waiters import in_queue
 
 pytestmark = pytest.mark.slow
 _CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'me'"
@@ -202,10 +203,14 @@ def test_a_role_with_a_limit_of_a_moment_does_not_cut_a_wait_short(
         with lockfast.connect(url) as locks, lockfast.connect(url) as other:
             lease = other.lock("gate").acquire()
             assert lease is not None
-            assert locks.lock("gate", wait=1).acquire() is None
+            waiter = in_queue(locks.lock("gate"), other)
+            pause(0.1)  # longer than the limit
             backend: Any = locks._logic.engine.backend
             with backend._sessions.ready.turn:  # one thread at a time talks to the server
                 assert backend._sessions.ready.pgconn.exec_(f"SHOW {setting}".encode()).get_value(0, 0) == b"0"
+            assert other.inspect("gate").waiters == 1
+            lease.release()
+            join(waiter)
     finally:
         psql.execute(f"{role} RESET {setting}".encode())
 

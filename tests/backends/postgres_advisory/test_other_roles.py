@@ -19,6 +19,7 @@ from tests.servers.postgres_shared import advisory, own_name
 from tests.servers.postgres_wire import Pooler
 from tests.servers.server import HOST
 from tests.servers.waiting import join, until
+from tests.waiters import in_queue
 
 pytestmark = pytest.mark.slow
 
@@ -83,9 +84,11 @@ def trapped(tmp_path: Path) -> Iterator[Trapped]:
 def _use(locks: Locks, others: Locks) -> None:
     with locks.lock("a") as lease:
         assert lease.fence is not None
-        assert others.lock("a", wait=0.05).acquire() is None
+        assert others.lock("a", wait=0).acquire() is None
+        waiter = in_queue(others.lock("a"), others)
         assert others.inspect("a").locked
         assert [info.name for info in others.list()] == ["a"]
+    join(waiter)
     with locks.rwlock("b").read(), others.rwlock("b").read():
         pass
 

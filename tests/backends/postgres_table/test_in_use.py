@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import lockfast
 from lockfast.backends.postgres.io.refusals import NameInUse
 from tests.servers.postgres_tables import table
-from tests.servers.waiting import until
+from tests.servers.waiting import join, until
 
 pytestmark = pytest.mark.slow
 
@@ -26,6 +27,8 @@ CALLS = (
     "'{\"\"}', '{a}', '{c}', '{h}', '{60}', '{exclusive}', '{NULL}', '{NULL}', '{NULL}', 1)",
 )
 ROLLED_BACK = "SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()"
+ASKED = """SELECT pid, query_start FROM pg_stat_activity
+    WHERE datname = current_database() AND application_name = 'lockfast' AND query LIKE '%lockfast_acquire%'"""
 OURS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'lockfast'"
 
 
@@ -64,7 +67,20 @@ def test_clients_that_find_the_name_in_use_cause_no_error_at_the_server(url: str
         with lockfast.connect(url) as locks:
             for _ in range(3):
                 assert locks.lock("a").acquire(blocking=False) is None
-            assert locks.lock("a", wait=0.5).acquire() is None
+            with psycopg.connect(url) as busy:
+                busy.execute("SELECT acquire_lock('b', 'psql')")
+                waiter = threading.Thread(target=lambda: locks.lock("b").acquire())
+                waiter.start()
+                asked: set[object] = set()
+
+                def asked_again() -> bool:
+                    asked.update(client.execute(ASKED))
+                    return len(asked) > 2
+
+                until(asked_again, "it to be asked for more than once")
+                busy.execute("SELECT release_lock('b', 'psql')")
+                busy.commit()
+                join(waiter)
             with pytest.raises(NameInUse, match="has locked that name"):
                 locks.break_lock("a")
         until(lambda: not count(OURS))  # they report their transactions when they end

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,8 @@ import pytest
 import lockfast
 from tests.servers import binaries
 from tests.servers.server import HOST, Server
-from tests.servers.waiting import LIMIT, join, until
+from tests.servers.waiting import LIMIT, join
+from tests.waiters import in_queue
 
 pytestmark = pytest.mark.slow
 
@@ -37,15 +37,8 @@ def in_demand(locks: lockfast.Locks, others: lockfast.Locks) -> None:
     Each but the first is likely to be put into the queue the short way: one in a hundred takes the long one.
     """
 
-    def take_and_let_go() -> None:
-        with others.lock("x", wait=LIMIT):
-            pass
-
-    waiters = [threading.Thread(target=take_and_let_go) for _ in range(4)]
     with locks.lock("x", wait=LIMIT) as lease:
-        for number, waiter in enumerate(waiters, 1):
-            waiter.start()
-            until(lambda number=number: locks.inspect("x").waiters == number, "one more to wait")  # type: ignore[misc]
+        waiters = [in_queue(others.lock("x", wait=LIMIT), locks) for _ in range(4)]
         lease.extend(60)
         assert [info.name for info in others.list()] == ["x"]
     join(*waiters)
@@ -75,7 +68,8 @@ def use_everything(url: str) -> None:
         watched(locks, others)
         values(locks)
         with locks.semaphore("pool", 2), others.semaphore("pool", 2):
-            assert locks.semaphore("pool", 2, wait=0.5).acquire() is None
+            waiter = in_queue(locks.semaphore("pool", 2), others)
+        join(waiter)
         assert not locks.break_lock("x").locked
 
 
