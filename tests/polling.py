@@ -21,17 +21,17 @@ _BACKENDS = (
 )
 
 
-def never_look(patch: pytest.MonkeyPatch) -> None:
-    """From now on no waiter and no observer of this process looks by its timer. Holders need a ttl of `HOUR`."""
-    _look_every(HOUR, patch)
+def never_poll(patch: pytest.MonkeyPatch) -> None:
+    """From now on no waiter and no observer of this process polls. Holders need a ttl of `HOUR`."""
+    _poll_every(HOUR, patch)
 
 
-def look_often(patch: pytest.MonkeyPatch) -> None:
+def poll_often(patch: pytest.MonkeyPatch) -> None:
     """From now on waiters and observers of this process need no wake-up to learn of a change, and soon do."""
-    _look_every(OFTEN_S, patch)
+    _poll_every(OFTEN_S, patch)
 
 
-def _look_every(seconds: float, patch: pytest.MonkeyPatch) -> None:
+def _poll_every(seconds: float, patch: pytest.MonkeyPatch) -> None:
     for name in _BACKENDS:
         module = importlib.import_module(f"lockfast.backends.{name}")
         for timer, value in (("poll_after", lambda position, room_in=seconds: seconds), ("MAX_POLL_S", seconds)):

@@ -111,13 +111,13 @@ class Stage:
     def inspect(self, name: str) -> dict[str, Any]:
         return self.locks.inspect(name).as_dict()
 
-    def never_look(self) -> dict[str, Any]:
+    def never_poll(self) -> dict[str, Any]:
         """From now on it gets what it waits for by a wake-up, or not at all."""
         import pytest  # not for every actor: it takes longer than all the rest
 
-        from tests.polling import never_look
+        from tests.polling import never_poll
 
-        never_look(pytest.MonkeyPatch())
+        never_poll(pytest.MonkeyPatch())
         return {}
 
     def renew(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 import lockfast
 from tests.adversity.actor import Actor
 from tests.adversity.worker import Worker
-from tests.polling import HOUR, never_look
+from tests.polling import HOUR, never_poll
 from tests.servers.waiting import LIMIT, join
 
 pytestmark = pytest.mark.slow
@@ -109,7 +109,7 @@ def test_an_observer_in_another_process_receives_the_leaders_death_and_the_next_
 def test_an_observer_in_another_process_is_woken_and_not_by_its_timer(
     start: Start, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    never_look(monkeypatch)
+    never_poll(monkeypatch)
     leader = start()
     received: Queue[lockfast.Leadership] = Queue()
 

@@ -59,7 +59,7 @@ def until_listeners_are(number: int, url: str) -> None:
 def test_killed_waiters_hold_up_nobody(start: Start, waiting: Waiting, url: str) -> None:
     holder, *dead, next_one = (start() for _ in range(5))
     holder.ask("acquire", name="x", ttl=HOUR)
-    next_one.ask("never_look")
+    next_one.ask("never_poll")
     for number, actor in enumerate((*dead, next_one), 1):
         actor.send("acquire", name="x")
         waiting("x", number)

@@ -19,7 +19,7 @@ from lockfast._records import DEEPEST, LONGEST_KEY, LONGEST_NAME, MOST_READ, Sto
 from lockfast._reentry import drive
 from lockfast.primitives.names import metadata_text
 from tests.backends import damages
-from tests.polling import look_often
+from tests.polling import poll_often
 from tests.renewals import renew, renew_soon
 from tests.servers.waiting import LIMIT, join, until
 
@@ -125,7 +125,7 @@ class TestHolds:
     def test_a_waiter_gets_the_error_at_its_next_poll_and_leaves_nothing_behind(
         self, locks: lockfast.Locks, others: lockfast.Locks, damage: Damage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        look_often(monkeypatch)
+        poll_often(monkeypatch)
         assert locks.lock("x", ttl=60).acquire()
         failed: list[Exception] = []
 
@@ -247,7 +247,7 @@ class TestWaiters:
     def test_a_waiter_whose_place_is_damaged_gets_a_new_one(
         self, locks: lockfast.Locks, others: lockfast.Locks, damage: Damage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        look_often(monkeypatch)
+        poll_often(monkeypatch)
         lease = locks.lock("x", ttl=600).acquire()
         assert lease is not None
         got: list[Any] = []

@@ -23,7 +23,7 @@ from lockfast.observe.events import Event
 from lockfast.sync import Locks
 from tests.no_threads import no_thread_left
 from tests.patience import impatient
-from tests.polling import HOUR, never_look
+from tests.polling import HOUR, never_poll
 from tests.renewals import renew, renew_async, renew_soon
 from tests.servers.waiting import happens, join, pause, until, until_async
 
@@ -220,7 +220,7 @@ async def _waiters(locks: AsyncLocks) -> int:
 
 
 def test_leases_of_a_second_run_are_kept_and_its_waiters_woken(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    never_look(monkeypatch)
+    never_poll(monkeypatch)
     locks = lockfast.aio.connect(url)
 
     async def main() -> None:

@@ -17,7 +17,7 @@ from lockfast.testing.awaited import AwaitedLease, AwaitedLocks
 from lockfast.testing.stage import Actor, Stage
 from tests.adversity.postgres_table.stage import OnTable
 from tests.patience import impatient
-from tests.polling import HOUR, never_look
+from tests.polling import HOUR, never_poll
 from tests.servers.proxy import Proxy
 from tests.servers.waiting import LIMIT, until, until_async
 
@@ -180,7 +180,7 @@ class TestSiblings(OnTable):
 
     async def test_the_one_for_wakeups_is_made_anew(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         with self.wire() as wire:
-            never_look(monkeypatch)
+            never_poll(monkeypatch)
             locks = await self.ready(stage)
             holder, waiter, before = await self._waits(stage, locks)
             _forsaken(wire, locks)
@@ -194,7 +194,7 @@ class TestSiblings(OnTable):
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with self.wire() as wire:
-            never_look(monkeypatch)
+            never_poll(monkeypatch)
             locks = await self.ready(stage)
             holder, waiter, before = await self._waits(stage, locks)
             wire.forsake()  # all were in use just now, so that none is probed

@@ -15,7 +15,7 @@ from lockfast.testing.awaited import AwaitedLease, AwaitedLocks
 from lockfast.testing.history import Hold, judge
 from lockfast.testing.stage import Actor, Stage
 from tests.adversity.postgres_table.stage import OnTable
-from tests.polling import HOUR, never_look
+from tests.polling import HOUR, never_poll
 from tests.renewals import renewed
 from tests.servers.waiting import LIMIT, join, until
 
@@ -139,7 +139,7 @@ class TestNotificationsThatAreLost(OnTable):
     async def test_a_notification_over_a_sound_wire_comes_at_once(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        never_look(monkeypatch)
+        never_poll(monkeypatch)
         with self.wire():
             holder, waiter, _ = await self._held_and_waited_for(stage)
             await holder.release()

@@ -17,7 +17,7 @@ from lockfast.backends.redis.io.endpoints import Address
 from lockfast.testing.stage import Stage
 from tests.adversity.actor import Actor
 from tests.adversity.redis.worlds import Anywhere, knows, record_of
-from tests.polling import HOUR, never_look
+from tests.polling import HOUR, never_poll
 from tests.renewals import renewed
 from tests.servers.cluster import SHARDS, Nodes
 from tests.servers.server import HOST, Server
@@ -130,7 +130,7 @@ class TestCluster(Anywhere):
     async def test_a_wake_up_arrives_through_every_node(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch, listens: int
     ) -> None:
-        never_look(monkeypatch)
+        never_poll(monkeypatch)
         at = Address(HOST, self.nodes.primaries[listens].port)
         monkeypatch.setattr(ClusterMap, "any", lambda self: at)
         waiting = stage.locks()
@@ -171,7 +171,7 @@ class TestCluster(Anywhere):
 
 def test_processes_hand_over_to_each_other(nodes: Nodes, start: Callable[..., Actor]) -> None:
     one, two = start(on=nodes.url), start(on=nodes.url)
-    two.ask("never_look")
+    two.ask("never_poll")
     for number in range(6):
         first = one.ask("acquire", name=f"p{number}", ttl=HOUR)
         two.send("acquire", name=f"p{number}")

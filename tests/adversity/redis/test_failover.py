@@ -17,7 +17,7 @@ from lockfast import StaleFence, fencing
 from lockfast.testing.awaited import AwaitedLease
 from lockfast.testing.stage import Stage
 from tests.adversity.redis.worlds import Anywhere, knows
-from tests.polling import HOUR, never_look
+from tests.polling import HOUR, never_poll
 from tests.servers.proxy import Proxy
 from tests.servers.server import HOST, Server
 
@@ -103,7 +103,7 @@ class TestBehindALoadBalancer(Anywhere):
     async def test_the_subscription_of_waiters_moves_to_the_new_primary_with_their_requests(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        never_look(monkeypatch)
+        never_poll(monkeypatch)
         locks, holder = stage.locks(), await stage.locks().lock("x", ttl=HOUR).take()
         waiter = stage.start(locks.lock("x", ttl=HOUR).take())
         await stage.queue("x", 1)

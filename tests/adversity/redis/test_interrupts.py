@@ -13,7 +13,7 @@ import pytest
 
 import lockfast
 from lockfast.backends.redis.requests import script
-from tests.polling import HOUR, never_look
+from tests.polling import HOUR, never_poll
 from tests.servers.proxy import Proxy
 from tests.servers.server import Server
 from tests.servers.waiting import happens, join, until
@@ -56,7 +56,7 @@ def test_a_waiter_that_is_interrupted_as_it_asks_again_leaves_nothing_held(
     server: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its request overtaken by what cleans up, and carried out afterwards."""
-    never_look(monkeypatch)
+    never_poll(monkeypatch)
     with lockfast.connect(proxy.url) as locks, lockfast.connect(server.url) as others:
         holder = others.lock("x", ttl=HOUR).acquire()
         assert holder is not None

@@ -9,7 +9,7 @@ import pytest
 
 import lockfast
 import lockfast.aio
-from tests.polling import HOUR, never_look
+from tests.polling import HOUR, never_poll
 from tests.servers.binaries import HAS_REDIS_6
 from tests.servers.shared import redis_6, valkey
 from tests.servers.waiting import LIMIT, until_async
@@ -97,7 +97,7 @@ async def _waits(locks: lockfast.aio.AsyncLocks, name: str) -> int:
 
 
 def test_waiters_are_woken_whatever_the_name(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    never_look(monkeypatch)
+    never_poll(monkeypatch)
 
     async def wait_for_all() -> None:
         async with lockfast.aio.connect(url) as locks, lockfast.aio.connect(url) as others:

@@ -25,7 +25,7 @@ from lockfast.backends.redis.io.urls import endpoint_of_client, endpoint_of_url
 from lockfast.testing.stage import Stage
 from tests.adversity.redis.worlds import Anywhere
 from tests.forks import child_may_take
-from tests.polling import HOUR, never_look
+from tests.polling import HOUR, never_poll
 from tests.renewals import renewed
 from tests.servers.server import HOST, Server
 from tests.servers.tls import Certificates, TlsFront, name_in_folder
@@ -71,7 +71,7 @@ class TestTls(Anywhere):
     async def test_wake_ups_arrive_in_however_many_records(
         self, stage: Stage, piece: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        never_look(monkeypatch)
+        never_poll(monkeypatch)
         self.where = self.front(piece=piece).url(**self.certificates.trusting)
         locks, subscribed = stage.locks(), set[bytes]()
         for number in range(5):
@@ -89,7 +89,7 @@ class TestTls(Anywhere):
     async def test_many_waiters_share_one_connection_for_wake_ups(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        never_look(monkeypatch)
+        never_poll(monkeypatch)
         self.where = self.front(piece=50).url(**self.certificates.trusting)
         one, other = stage.locks(), stage.locks()
         held = [await one.lock(f"x{number}", ttl=HOUR).take() for number in range(8)]

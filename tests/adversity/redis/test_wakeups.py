@@ -10,7 +10,7 @@ import pytest
 from lockfast.testing.awaited import AwaitedLease, AwaitedLocks
 from lockfast.testing.stage import Actor, Stage
 from tests.adversity.redis.stage import OnAServer
-from tests.polling import HOUR, never_look
+from tests.polling import HOUR, never_poll
 from tests.servers.waiting import LIMIT
 
 pytestmark = pytest.mark.slow
@@ -27,7 +27,7 @@ class TestLostWakeUps(OnAServer):
     async def test_a_wake_up_through_a_sound_wire_comes_at_once(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        never_look(monkeypatch)
+        never_poll(monkeypatch)
         holder, waiter, _ = await self._held_and_waited_for(stage)
         assert await holder.release()
         assert (await waiter.result()).held
@@ -44,7 +44,7 @@ class TestLostWakeUps(OnAServer):
     async def test_a_message_without_a_claim_of_ours_is_ignored(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        never_look(monkeypatch)
+        never_poll(monkeypatch)
         holder, waiter, locks = await self._held_and_waited_for(stage)
         (channel,) = self.server.command("PUBSUB", "CHANNELS")
         asked = locks.faults.calls["acquire"]
@@ -57,7 +57,7 @@ class TestLostWakeUps(OnAServer):
     async def test_a_subscription_that_is_dropped_is_noticed_and_made_again(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        never_look(monkeypatch)
+        never_poll(monkeypatch)
         holder, waiter, _ = await self._held_and_waited_for(stage)
         for _ in range(3):
             assert self.server.command("CLIENT", "KILL", "TYPE", "pubsub") == 1
@@ -71,7 +71,7 @@ class TestLostWakeUps(OnAServer):
     async def test_a_wake_up_while_the_subscription_is_down_is_not_missed(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        never_look(monkeypatch)
+        never_poll(monkeypatch)
         holder, waiter, _ = await self._held_and_waited_for(stage)
         self.proxy.refuse()
         assert await holder.release()

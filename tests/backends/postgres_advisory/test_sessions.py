@@ -21,7 +21,7 @@ from lockfast.backends.postgres_advisory.io import asyncio_ as asyncio_module
 from lockfast.backends.postgres_advisory.io import blocking as blocking_module
 from lockfast.backends.postgres_advisory.io.watch import SessionWatch
 from lockfast.backends.postgres_advisory.keys import key_of
-from tests.polling import HOUR, never_look
+from tests.polling import HOUR, never_poll
 from tests.servers.postgres import USER
 from tests.servers.postgres_shared import HERE, advisory
 from tests.servers.postgres_wire import Pooler
@@ -245,7 +245,7 @@ def test_a_reader_that_finds_no_session_left_waits_for_the_next_and_takes_no_mor
 def test_readers_that_wait_for_a_session_are_woken_one_after_the_other_and_need_no_timer(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    never_look(monkeypatch)
+    never_poll(monkeypatch)
     for timer in ("FIRST_POLL_S", "UNQUEUED_POLL_S"):
         monkeypatch.setattr(acquiring, timer, HOUR)
     with lockfast.connect(f"{url}?waiting=1") as locks:

@@ -53,8 +53,8 @@ def _empty(url: str) -> None:
 _databases = SharedPostgres("theirs", _empty)
 
 
-class Theirs:
-    """A database that is theirs, and their ways to use it."""
+class AdoptedDatabase:
+    """A database with a lock table of somebody else's, and the ways in which its clients use it."""
 
     def __init__(self, folder: Path) -> None:
         self.url = _databases.url(folder)

@@ -16,7 +16,7 @@ import lockfast
 from lockfast._connect import migration
 from lockfast.backends.postgres_table.schema import script
 from lockfast.cli import main
-from tests.backends.postgres_table.adopted_table import ACQUIRE, RELEASE, TABLE, Theirs
+from tests.backends.postgres_table.adopted_table import ACQUIRE, RELEASE, TABLE, AdoptedDatabase
 from tests.servers.waiting import LIMIT, join, until
 
 Release = Callable[[], bool]
@@ -32,14 +32,14 @@ COLUMNS = """SELECT attname, format_type(atttypid, atttypmod), attnotnull FROM p
 
 
 @pytest.fixture
-def empty(tmp_path: Path) -> Iterator[Theirs]:
-    made = Theirs(tmp_path)
+def empty(tmp_path: Path) -> Iterator[AdoptedDatabase]:
+    made = AdoptedDatabase(tmp_path)
     yield made
     made.close()
 
 
 @pytest.fixture
-def theirs(empty: Theirs) -> Theirs:
+def theirs(empty: AdoptedDatabase) -> AdoptedDatabase:
     empty.make(TABLE, ACQUIRE, RELEASE)
     return empty
 
@@ -47,7 +47,7 @@ def theirs(empty: Theirs) -> Theirs:
 # Their callers
 
 
-def test_callers_that_hold_wait_and_extend_go_on_through_it(theirs: Theirs) -> None:
+def test_callers_that_hold_wait_and_extend_go_on_through_it(theirs: AdoptedDatabase) -> None:
     reader, waiter, beating = theirs.client(), theirs.client(), theirs.client()
     assert theirs.ask(HOUR, "held", "old")
     reader.autocommit = False
@@ -69,7 +69,7 @@ def test_callers_that_hold_wait_and_extend_go_on_through_it(theirs: Theirs) -> N
     assert waiter.execute(HOUR, ("held", "new")).fetchone() == (True,)
 
 
-def test_a_transaction_that_began_before_may_still_call(theirs: Theirs) -> None:
+def test_a_transaction_that_began_before_may_still_call(theirs: AdoptedDatabase) -> None:
     caller = theirs.client()
     caller.prepare_threshold = 0  # a statement that is prepared remembers the function that it found
     for _ in range(2):
@@ -87,7 +87,7 @@ def test_a_transaction_that_began_before_may_still_call(theirs: Theirs) -> None:
     assert theirs.ask(HOUR, "a", "other") is False
 
 
-def test_a_lock_is_not_granted_twice_while_its_table_is_adopted(theirs: Theirs) -> None:
+def test_a_lock_is_not_granted_twice_while_its_table_is_adopted(theirs: AdoptedDatabase) -> None:
     inside: list[str] = []
     wrong: list[str] = []
     entered = dict.fromkeys(("a", "b", "c", "ours"), 0)
@@ -137,7 +137,7 @@ def test_a_lock_is_not_granted_twice_while_its_table_is_adopted(theirs: Theirs) 
 
 @pytest.mark.parametrize("kind", ["jsonb", "json"])
 @pytest.mark.parametrize("named", ["p_lock_name p_holder_id p_ttl_seconds p_metadata", "name who seconds info"])
-def test_every_call_of_their_functions_finds_one_afterwards(empty: Theirs, named: str, kind: str) -> None:
+def test_every_call_of_their_functions_finds_one_afterwards(empty: AdoptedDatabase, named: str, kind: str) -> None:
     names = named.split()
     acquire, release = ACQUIRE.replace("jsonb", kind), RELEASE
     for ours, other in zip(("p_lock_name", "p_holder_id", "p_ttl_seconds", "p_metadata"), names, strict=True):
@@ -160,7 +160,7 @@ def test_every_call_of_their_functions_finds_one_afterwards(empty: Theirs, named
     assert empty.ask(left, "c") is True
 
 
-def test_functions_that_extend_or_return_nothing_are_replaced_too(empty: Theirs) -> None:
+def test_functions_that_extend_or_return_nothing_are_replaced_too(empty: AdoptedDatabase) -> None:
     extend = "CREATE FUNCTION extend_lock(text, text, bigint) RETURNS void BEGIN ATOMIC UPDATE distributed_locks"
     extend += " SET expires_at = now() + $3 * interval '1 second' WHERE lock_name = $1 AND holder_id = $2; END"
     empty.make(TABLE, ACQUIRE, RELEASE.replace("boolean", "void").replace("RETURN FOUND;", ""), extend)
@@ -174,7 +174,7 @@ def test_functions_that_extend_or_return_nothing_are_replaced_too(empty: Theirs)
         assert empty.ask("SELECT count(*) FROM distributed_locks") == 0
 
 
-def test_their_holder_extends_and_releases_by_hand(theirs: Theirs) -> None:
+def test_their_holder_extends_and_releases_by_hand(theirs: AdoptedDatabase) -> None:
     assert theirs.ask("SELECT acquire_lock('a', 'me', 60)")
     assert main(["migrate", theirs.url]) == 0
     assert theirs.ask("SELECT acquire_lock('b', 'me', 60)")
@@ -196,7 +196,7 @@ def test_their_holder_extends_and_releases_by_hand(theirs: Theirs) -> None:
             assert locks.lock(name).acquire(blocking=False) is not None
 
 
-def test_roles_that_could_acquire_still_can(theirs: Theirs) -> None:
+def test_roles_that_could_acquire_still_can(theirs: AdoptedDatabase) -> None:
     worker, auditor = theirs.role("worker"), theirs.role("auditor")
     theirs.connection.execute(f'GRANT SELECT, INSERT, UPDATE, DELETE ON distributed_locks TO "{worker}"'.encode())
     theirs.connection.execute(f'GRANT SELECT (holder_id) ON distributed_locks TO "{auditor}"'.encode())
@@ -209,7 +209,7 @@ def test_roles_that_could_acquire_still_can(theirs: Theirs) -> None:
             connection.execute(HOUR, ("b", "me"))
 
 
-def test_roles_that_could_call_their_functions_still_can_where_public_may_not(theirs: Theirs) -> None:
+def test_roles_that_could_call_their_functions_still_can_where_public_may_not(theirs: AdoptedDatabase) -> None:
     worker = theirs.role("worker")
     theirs.make(f'GRANT SELECT, INSERT, UPDATE, DELETE ON distributed_locks TO "{worker}"')
     theirs.make("REVOKE EXECUTE ON FUNCTION acquire_lock, release_lock FROM PUBLIC")
@@ -231,7 +231,7 @@ def test_roles_that_could_call_their_functions_still_can_where_public_may_not(th
 # What is moved
 
 
-def test_what_was_acquired_while_it_waited_is_kept_at_every_isolation_level(theirs: Theirs) -> None:
+def test_what_was_acquired_while_it_waited_is_kept_at_every_isolation_level(theirs: AdoptedDatabase) -> None:
     with ThreadPoolExecutor() as threads, theirs.client() as writer:
         writer.autocommit = False
         assert writer.execute(HOUR, ("held", "me")).fetchone() == (True,)
@@ -244,7 +244,7 @@ def test_what_was_acquired_while_it_waited_is_kept_at_every_isolation_level(thei
 
 
 def test_what_is_held_is_ours_from_then_on_and_what_has_expired_is_gone(
-    theirs: Theirs, capsys: pytest.CaptureFixture[str]
+    theirs: AdoptedDatabase, capsys: pytest.CaptureFixture[str]
 ) -> None:
     theirs.ask("SELECT acquire_lock('held', 'me', 3600, '{\"job\": 7}'), acquire_lock('over', 'me', -1)")
     before = theirs.ask("SELECT acquired_at, expires_at FROM distributed_locks WHERE lock_name = 'held'")
@@ -283,7 +283,7 @@ def test_what_is_held_is_ours_from_then_on_and_what_has_expired_is_gone(
         ("varchar(255) PRIMARY KEY", "text UNIQUE, id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY"),
     ],
 )
-def test_tables_that_differ_a_little_are_adopted(empty: Theirs, what: str, instead: str) -> None:
+def test_tables_that_differ_a_little_are_adopted(empty: AdoptedDatabase, what: str, instead: str) -> None:
     assert what in TABLE
     empty.make(TABLE.replace(what, instead))
     empty.connection.execute(
@@ -300,7 +300,9 @@ def test_tables_that_differ_a_little_are_adopted(empty: Theirs, what: str, inste
                 assert empty.ask("SELECT DISTINCT team, host FROM distributed_locks") == ("red", "")
 
 
-def test_rows_without_an_end_or_a_holder_still_exclude(empty: Theirs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_without_an_end_or_a_holder_still_exclude(
+    empty: AdoptedDatabase, capsys: pytest.CaptureFixture[str]
+) -> None:
     empty.make(TABLE.replace("holder_id varchar(255) NOT NULL", "holder_id text").replace("NOT NULL,", ","))
     empty.make("INSERT INTO distributed_locks VALUES ('a'), ('b'), ('\t')")
     empty.make("UPDATE distributed_locks SET expires_at = 'infinity' WHERE lock_name = 'b'")
@@ -313,7 +315,7 @@ def test_rows_without_an_end_or_a_holder_still_exclude(empty: Theirs, capsys: py
         assert locks.lock("a").acquire(blocking=False) is None
 
 
-def test_times_without_an_end_become_such_as_can_be_counted_with(empty: Theirs) -> None:
+def test_times_without_an_end_become_such_as_can_be_counted_with(empty: AdoptedDatabase) -> None:
     empty.make(TABLE, "INSERT INTO distributed_locks VALUES ('a', 'me', '-infinity', 'infinity')")
     assert main(["migrate", empty.url]) == 0
     with lockfast.connect(empty.url) as locks:
@@ -328,7 +330,7 @@ def test_times_without_an_end_become_such_as_can_be_counted_with(empty: Theirs) 
         assert empty.ask("SELECT release_lock('a', 'me')") is True
 
 
-def test_a_table_is_adopted_in_the_schema_where_it_is(theirs: Theirs) -> None:
+def test_a_table_is_adopted_in_the_schema_where_it_is(theirs: AdoptedDatabase) -> None:
     for what in (
         "CREATE SCHEMA app",
         "ALTER TABLE distributed_locks SET SCHEMA app",
@@ -346,7 +348,7 @@ def test_a_table_is_adopted_in_the_schema_where_it_is(theirs: Theirs) -> None:
 # Once, twice, half
 
 
-def test_a_table_is_adopted_once_however_many_migrate(theirs: Theirs) -> None:
+def test_a_table_is_adopted_once_however_many_migrate(theirs: AdoptedDatabase) -> None:
     assert theirs.ask(HOUR, "a", "me")
     said: list[str] = []
     runs = [threading.Thread(target=migration(theirs.url).run, args=(said.append,)) for _ in range(2)]
@@ -359,7 +361,9 @@ def test_a_table_is_adopted_once_however_many_migrate(theirs: Theirs) -> None:
 
 
 @pytest.mark.parametrize("parts", [[], [TABLE, ACQUIRE, RELEASE]])
-def test_a_migration_in_the_middle_of_its_checks_is_not_overtaken_by_another(empty: Theirs, parts: list[str]) -> None:
+def test_a_migration_in_the_middle_of_its_checks_is_not_overtaken_by_another(
+    empty: AdoptedDatabase, parts: list[str]
+) -> None:
     empty.make(*parts, "SELECT pg_advisory_lock(7)")
     looks = "IF v_is_legacy THEN"
     slow = script("public").replace(looks, f"PERFORM pg_advisory_xact_lock(7);\n{looks}", 1)
@@ -375,14 +379,14 @@ def test_a_migration_in_the_middle_of_its_checks_is_not_overtaken_by_another(emp
     assert empty.ask(HOUR, "a", "me") is True
 
 
-def test_a_table_that_is_made_meanwhile_is_not_adopted_unseen(empty: Theirs) -> None:
+def test_a_table_that_is_made_meanwhile_is_not_adopted_unseen(empty: AdoptedDatabase) -> None:
     first, commit, then = script("public").partition("COMMIT;\n")
     empty.make(first + commit, TABLE)
     with pytest.raises(psycopg.Error, match="by another client meanwhile"):
         empty.make(then)
 
 
-def test_one_that_was_interrupted_changes_nothing_for_callers_and_can_be_finished(theirs: Theirs) -> None:
+def test_one_that_was_interrupted_changes_nothing_for_callers_and_can_be_finished(theirs: AdoptedDatabase) -> None:
     first, commit, _ = script("public").partition("COMMIT;\n")
     theirs.connection.execute((first + commit).encode())
     assert theirs.ask("SELECT acquire_lock('a', 'me'), acquire_lock('a', 'other', 30, '{}')") == (True, False)
@@ -392,7 +396,7 @@ def test_one_that_was_interrupted_changes_nothing_for_callers_and_can_be_finishe
     assert theirs.ask("SELECT acquire_lock('a', 'other'), release_lock('a', 'me')") == (False, True)
 
 
-def test_a_function_that_was_put_in_the_place_of_a_gate_gets_a_gate(theirs: Theirs) -> None:
+def test_a_function_that_was_put_in_the_place_of_a_gate_gets_a_gate(theirs: AdoptedDatabase) -> None:
     first, commit, _ = script("public").partition("COMMIT;\n")
     theirs.make(first + commit, ACQUIRE.replace("CREATE", "CREATE OR REPLACE").replace("DEFAULT 30", "DEFAULT 3600"))
     theirs.make(first + commit)
@@ -406,7 +410,7 @@ def test_a_function_that_was_put_in_the_place_of_a_gate_gets_a_gate(theirs: Thei
 
 
 @pytest.mark.parametrize("parts", [[], [TABLE, *(part.replace("p_lock_name", "name") for part in (ACQUIRE, RELEASE))]])
-def test_a_lock_table_that_was_dropped_is_made_again(empty: Theirs, parts: list[str]) -> None:
+def test_a_lock_table_that_was_dropped_is_made_again(empty: AdoptedDatabase, parts: list[str]) -> None:
     empty.make(*parts)
     assert main(["migrate", empty.url]) == 0
     empty.make("DROP TABLE distributed_locks CASCADE")
@@ -416,7 +420,7 @@ def test_a_lock_table_that_was_dropped_is_made_again(empty: Theirs, parts: list[
         assert locks.inspect("a").holders[0].holder == "me"
 
 
-def test_the_printed_script_adopts_it_as_well(theirs: Theirs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_script_adopts_it_as_well(theirs: AdoptedDatabase, capsys: pytest.CaptureFixture[str]) -> None:
     assert theirs.ask(HOUR, "a", "me")
     assert main(["migrate", "--print", "--adopt", "postgresql://nowhere.invalid/db"]) == 0
     assert "ERROR" not in theirs.pipe(capsys.readouterr().out)
@@ -451,7 +455,7 @@ def test_the_printed_script_adopts_it_as_well(theirs: Theirs, capsys: pytest.Cap
     ],
 )
 def test_what_cannot_be_adopted_is_left_as_it_was_and_named(
-    empty: Theirs, capsys: pytest.CaptureFixture[str], parts: list[str], says: str
+    empty: AdoptedDatabase, capsys: pytest.CaptureFixture[str], parts: list[str], says: str
 ) -> None:
     empty.make(*parts)
     objects = "SELECT array_agg(it::text ORDER BY it::text) FROM (SELECT oid, relname, relnatts FROM pg_class WHERE "
@@ -470,7 +474,7 @@ def test_what_cannot_be_adopted_is_left_as_it_was_and_named(
 
 
 def test_columns_that_ours_has_with_another_meaning_are_refused(
-    empty: Theirs, capsys: pytest.CaptureFixture[str]
+    empty: AdoptedDatabase, capsys: pytest.CaptureFixture[str]
 ) -> None:
     empty.make(script("locks"))
     known = {"lock_name", "holder_id", "acquired_at", "expires_at", "metadata"}
@@ -481,13 +485,17 @@ def test_columns_that_ours_has_with_another_meaning_are_refused(
     assert f"mean something else: {', '.join(ours)}. Rename them" in capsys.readouterr().err
 
 
-def test_a_role_that_does_not_own_the_table_reads_who_does(theirs: Theirs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_role_that_does_not_own_the_table_reads_who_does(
+    theirs: AdoptedDatabase, capsys: pytest.CaptureFixture[str]
+) -> None:
     worker = theirs.role("worker")
     assert main(["migrate", theirs.url.replace("//lockfast@", f"//{worker}@")]) == 69
     assert "belongs to lockfast: run it as that role" in capsys.readouterr().err
 
 
-def test_a_transaction_that_stays_in_the_way_is_named(theirs: Theirs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_transaction_that_stays_in_the_way_is_named(
+    theirs: AdoptedDatabase, capsys: pytest.CaptureFixture[str]
+) -> None:
     with theirs.client() as idle, theirs.client() as innocent, ThreadPoolExecutor() as threads:
         idle.autocommit = innocent.autocommit = False
         assert idle.execute(HOUR, ("a", "me")).fetchone() == (True,)

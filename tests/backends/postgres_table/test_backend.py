@@ -18,7 +18,7 @@ import lockfast
 from lockfast.backends.postgres_table.schema import VERSION, script
 from lockfast.cli import main
 from lockfast.errors import BackendUnavailable, Unsupported
-from tests.polling import never_look
+from tests.polling import never_poll
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_shared import own_name
 from tests.servers.postgres_tables import table
@@ -89,7 +89,7 @@ def test_python_excludes_psql(database: Database) -> None:
 
 
 def test_a_waiter_in_python_is_woken_by_a_release_in_psql(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    never_look(monkeypatch)
+    never_poll(monkeypatch)
     database.psql("SELECT acquire_lock('report', 'psql', 3600)")
     with lockfast.connect(database.url) as locks:
         got: list[lockfast.Lease] = []

@@ -13,7 +13,7 @@ import sqlalchemy
 from lockfast._connect import migration
 from lockfast.backends.postgres_table import schema
 from lockfast.cli import main
-from tests.backends.postgres_table.adopted_table import TABLE, Theirs
+from tests.backends.postgres_table.adopted_table import TABLE, AdoptedDatabase
 from tests.servers.waiting import LIMIT, until
 
 pytestmark = pytest.mark.slow
@@ -25,20 +25,20 @@ FINDS = "SELECT to_regclass('public.distributed_locks_expires_at') IS NOT NULL"
 
 
 @pytest.fixture
-def empty(tmp_path: Path) -> Iterator[Theirs]:
-    made = Theirs(tmp_path)
+def empty(tmp_path: Path) -> Iterator[AdoptedDatabase]:
+    made = AdoptedDatabase(tmp_path)
     yield made
     made.close()
 
 
 @pytest.fixture
-def database(empty: Theirs) -> Theirs:
+def database(empty: AdoptedDatabase) -> AdoptedDatabase:
     assert main(["migrate", empty.url]) == 0
     return empty
 
 
 @pytest.fixture
-def in_use(database: Theirs) -> Iterator[psycopg.Connection]:
+def in_use(database: AdoptedDatabase) -> Iterator[psycopg.Connection]:
     """A transaction that stays open after it has used all tables."""
     with database.client() as other:
         other.autocommit = False
@@ -50,13 +50,13 @@ def in_use(database: Theirs) -> Iterator[psycopg.Connection]:
 
 
 @pytest.mark.usefixtures("in_use")
-def test_a_migration_with_nothing_to_do_waits_for_no_transaction(database: Theirs) -> None:
+def test_a_migration_with_nothing_to_do_waits_for_no_transaction(database: AdoptedDatabase) -> None:
     assert main(["migrate", f"{database.url}?options=-clock_timeout%3D1"]) == 0
     assert database.ask("SELECT acquire_lock('b', 'me')") is True
 
 
 def test_a_migration_with_something_to_do_lets_clients_pass_until_the_table_is_free(
-    database: Theirs, in_use: psycopg.Connection
+    database: AdoptedDatabase, in_use: psycopg.Connection
 ) -> None:
     in_use.rollback()
     database.make("DROP INDEX distributed_locks_expires_at")
@@ -72,7 +72,10 @@ def test_a_migration_with_something_to_do_lets_clients_pass_until_the_table_is_f
 
 
 def test_a_transaction_that_stays_in_the_way_is_named_and_nothing_is_changed(
-    database: Theirs, in_use: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    database: AdoptedDatabase,
+    in_use: psycopg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     in_use.rollback()
     database.make("DROP INDEX distributed_locks_expires_at")
@@ -96,7 +99,7 @@ def _printed(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_the_printed_script_leaves_the_transaction_that_it_is_run_in_open(
-    empty: Theirs, capsys: pytest.CaptureFixture[str]
+    empty: AdoptedDatabase, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As Alembic and Django's RunSQL run it: what comes before and after it is committed with it, or rolled back."""
     text = _printed(capsys)
@@ -116,7 +119,9 @@ def test_the_printed_script_leaves_the_transaction_that_it_is_run_in_open(
     assert empty.ask("SELECT acquire_lock('a', 'me')") is True
 
 
-def test_the_printed_script_is_no_template_of_sqlalchemy(empty: Theirs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_script_is_no_template_of_sqlalchemy(
+    empty: AdoptedDatabase, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Which Alembic's op.execute() makes of a text."""
     text = _printed(capsys)
     engine = sqlalchemy.create_engine(empty.url.replace("postgresql:", "postgresql+psycopg:"))
@@ -127,7 +132,7 @@ def test_the_printed_script_is_no_template_of_sqlalchemy(empty: Theirs, capsys: 
 
 
 def test_the_printed_script_refuses_what_takes_two_transactions(
-    empty: Theirs, capsys: pytest.CaptureFixture[str]
+    empty: AdoptedDatabase, capsys: pytest.CaptureFixture[str]
 ) -> None:
     empty.make(TABLE)
     with pytest.raises(psycopg.errors.RaiseException, match="lockfast migrate --print --adopt"):
@@ -142,7 +147,7 @@ def test_adopt_is_for_print_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--adopt is for --print" in capsys.readouterr().err
 
 
-def test_the_settings_of_a_connection_are_as_before_after_a_migration(database: Theirs) -> None:
+def test_the_settings_of_a_connection_are_as_before_after_a_migration(database: AdoptedDatabase) -> None:
     """It may be a pooler's, which gives it to the next client."""
     with database.client() as connection:
         before = connection.execute("SHOW search_path").fetchone()

@@ -15,7 +15,7 @@ import pytest
 from lockfast._connect import migration
 from lockfast.backends.postgres_table.io.session import TableSession
 from lockfast.backends.postgres_table.schema import CLASS
-from tests.backends.postgres_table.adopted_table import TABLE, Theirs
+from tests.backends.postgres_table.adopted_table import TABLE, AdoptedDatabase
 from tests.servers.waiting import LIMIT, until
 
 pytestmark = pytest.mark.slow
@@ -25,19 +25,19 @@ WAITS = f"""SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = 
 
 
 @pytest.fixture
-def busy(tmp_path: Path) -> Iterator[Theirs]:
+def busy(tmp_path: Path) -> Iterator[AdoptedDatabase]:
     """A database in which another migration does not end."""
-    made = Theirs(tmp_path)
+    made = AdoptedDatabase(tmp_path)
     made.make(f"SELECT pg_advisory_lock({CLASS}, 0)")
     yield made
     made.close()
 
 
-def _waits(database: Theirs) -> bool:
+def _waits(database: AdoptedDatabase) -> bool:
     return bool(database.ask(WAITS))
 
 
-def test_one_whose_process_was_killed_ends_on_the_server(busy: Theirs) -> None:
+def test_one_whose_process_was_killed_ends_on_the_server(busy: AdoptedDatabase) -> None:
     program = subprocess.Popen([sys.executable, "-m", "lockfast", "migrate", busy.url])
     until(lambda: _waits(busy), "the migration to wait")
     program.kill()
@@ -45,7 +45,7 @@ def test_one_whose_process_was_killed_ends_on_the_server(busy: Theirs) -> None:
     until(lambda: not _waits(busy), "the server to notice")
 
 
-def test_one_that_was_interrupted_is_cancelled(busy: Theirs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_was_interrupted_is_cancelled(busy: AdoptedDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TableSession, "_set_with_check", lambda *_: ())  # else the server would notice by itself
     ours = threading.main_thread().ident or 0
 
@@ -61,7 +61,7 @@ def test_one_that_was_interrupted_is_cancelled(busy: Theirs, monkeypatch: pytest
     until(lambda: not _waits(busy), "the server to end it")
 
 
-def test_one_whose_messages_cannot_be_reported_is_done_and_says_why(busy: Theirs) -> None:
+def test_one_whose_messages_cannot_be_reported_is_done_and_says_why(busy: AdoptedDatabase) -> None:
     def report(_: str) -> None:
         raise OSError("No space left on device")
 

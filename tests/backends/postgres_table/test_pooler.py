@@ -16,7 +16,7 @@ import lockfast
 import lockfast.aio
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres_table.io.session import TableSession
-from tests.polling import HOUR, never_look
+from tests.polling import HOUR, never_poll
 from tests.servers.postgres_pooler import HOST, Pooler
 from tests.servers.postgres_tables import table
 from tests.servers.waiting import join, until, until_async
@@ -45,7 +45,7 @@ either_mode = pytest.mark.parametrize("pooled", ["transaction", "session"], indi
 @pytest.fixture(autouse=True)
 def _never_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """But those who cannot be woken do: their timer is another one."""
-    never_look(monkeypatch)
+    never_poll(monkeypatch)
 
 
 def _hand_over_to_thread(locks: lockfast.Locks, direct: str) -> None:

@@ -18,7 +18,7 @@ from lockfast.testing.awaited import AwaitedLocks
 from lockfast.testing.stage import Stage
 from tests.backends.redlock.stage import OnAQuorum, backend_of, hasty
 from tests.patience import impatient
-from tests.polling import HOUR, never_look
+from tests.polling import HOUR, never_poll
 from tests.renewals import renew_soon
 from tests.servers.waiting import LIMIT
 
@@ -270,7 +270,7 @@ class TestWaiting(OnAQuorum):
 
     @pytest.mark.parametrize("away", range(3))
     async def test_any_server_wakes_a_waiter(self, stage: Stage, away: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        never_look(monkeypatch)
+        never_poll(monkeypatch)
         holder, locks = await self.ready(stage), await self.ready(stage)
         self.quorum.proxies[away].refuse()
         for _ in range(3):
@@ -284,7 +284,7 @@ class TestWaiting(OnAQuorum):
     async def test_requests_per_hand_over_do_not_grow_with_the_waiters(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        never_look(monkeypatch)
+        never_poll(monkeypatch)
         locks, each = stage.locks(), []
         for waiters in (2, 16):
             held = await locks.lock("x", ttl=HOUR).take()

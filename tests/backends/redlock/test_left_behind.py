@@ -23,7 +23,7 @@ from lockfast.testing.stage import Stage
 from tests.adversity.redlock.servers import Quorum
 from tests.backends.redlock.stage import OnAQuorum, backend_of, hasty
 from tests.patience import impatient
-from tests.polling import HOUR, never_look
+from tests.polling import HOUR, never_poll
 from tests.renewals import renew_soon, renewal_state, renewed
 from tests.servers.waiting import LIMIT, happens, until
 
@@ -110,7 +110,7 @@ class TestServersThatMissSomething(OnAQuorum):
     async def test_a_release_counts_a_server_that_voted_after_the_majority(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        never_look(monkeypatch)
+        never_poll(monkeypatch)
         holder, locks = await self.ready(stage), await self.ready(stage)
         held = await holder.lock("x", ttl=600).take()
         waiter = stage.start(locks.lock("x", ttl=600).take())
