@@ -23,7 +23,7 @@ from lockfast.testing.stage import Stage
 from tests.adversity.redlock.servers import Quorum
 from tests.backends.redlock.stage import OnAQuorum, backend_of, hasty
 from tests.patience import impatient
-from tests.polling import HOUR, never_poll
+from tests.polling import HOUR, never_poll, poll_often
 from tests.renewals import renew_soon, renewal_state, renewed
 from tests.servers.waiting import LIMIT, happens, until
 
@@ -83,6 +83,20 @@ class TestServersThatMissSomething(OnAQuorum):
         await stage.until(lambda: self.at(stage, 2, "x") == LockInfo("x"), "the last release")
         assert slow.accepted == connected
 
+    async def test_a_waiter_has_a_place_at_a_server_that_answers_after_the_majority_too(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Though no round waits for that server, and it has never run the script before."""
+        holder, locks = await self.ready(stage), await self.ready(stage)
+        held = await holder.lock("x", ttl=600).take()
+        self.quorum.proxies[2].delay = 0.2
+        poll_often(monkeypatch)
+        waiter = stage.start(locks.lock("x", ttl=600).take())
+        await stage.until(lambda: self.at(stage, 2, "x").waiters, "its place at the slow server")
+        self.quorum.proxies[2].delay = 0.0
+        assert await held.release()
+        assert await (await waiter.result()).release()
+
     async def _granted_without_the_last_server(self, stage: Stage, locks: AwaitedLocks) -> AwaitedLease:
         """A lease of 600 s at the first two servers; then all servers can be reached."""
         self.quorum.proxies[2].refuse()
@@ -110,11 +124,12 @@ class TestServersThatMissSomething(OnAQuorum):
     async def test_a_release_counts_a_server_that_voted_after_the_majority(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        never_poll(monkeypatch)
         holder, locks = await self.ready(stage), await self.ready(stage)
         held = await holder.lock("x", ttl=600).take()
+        poll_often(monkeypatch)  # once a majority has answered, a server that is not subscribed to yet is left out
         waiter = stage.start(locks.lock("x", ttl=600).take())
         await stage.until(lambda: all(self.at(stage, node, "x").waiters for node in range(3)), "its place at all")
+        never_poll(monkeypatch)
         asked = [proxy.keep_back(script("acquire").digest) for proxy in self.quorum.proxies]
         assert await held.release()
         await stage.until(lambda: all(event.is_set() for event in asked), "all votes to be asked for")

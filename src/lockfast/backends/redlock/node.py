@@ -21,8 +21,17 @@ from lockfast.backends.redlock.io.members import Member
 from lockfast.backends.redlock.tally import BrokenHolds
 from lockfast.errors import BackendUnavailable
 
-# Each connection loads them first: a vote that comes after the others is not asked for again.
-LOADED_AT_ONCE: Final = ("redlock/vote_quick", "release_quick")
+# Without those that only questions need, each of which is waited for.
+SCRIPTS: Final = (
+    "redlock/vote_quick",
+    "release_quick",
+    "acquire",
+    "release",
+    "abandon",
+    "renew",
+    "redlock/give_back",
+    "redlock/record_fence",
+)
 
 
 @lru_cache(maxsize=1024)

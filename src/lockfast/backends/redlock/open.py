@@ -15,13 +15,12 @@ from lockfast._time import length
 from lockfast._worlds import Clock, World
 from lockfast.backends.opening import BackendFactory, ConnectOptions, refuse_fragment, split_url
 from lockfast.backends.redis.io.endpoints import RedisEndpoint
-from lockfast.backends.redis.io.resp import command
 from lockfast.backends.redis.io.urls import endpoint_of_client, endpoint_of_url
 from lockfast.backends.redis.requests import source
 from lockfast.backends.redlock.backend import QuorumBackend
 from lockfast.backends.redlock.io.fanout import open_fanout
 from lockfast.backends.redlock.io.members import members_of
-from lockfast.backends.redlock.node import LOADED_AT_ONCE, NodeDriver, RedisNode
+from lockfast.backends.redlock.node import SCRIPTS, NodeDriver, RedisNode
 
 NODE_TIMEOUT_S: Final = 0.25  # that one server may take by default: there are others
 _OF_ONE_SERVER: Final = ("redis", "rediss", "unix", "valkey", "valkeys")
@@ -100,7 +99,7 @@ def open_quorum(
 
     `url` leads to all of them, without secrets; empty if no URL does.
     """
-    members = members_of(endpoints, [command("SCRIPT", "LOAD", source(name)) for name in LOADED_AT_ONCE])
+    members = members_of(endpoints, [source(name) for name in SCRIPTS])
     fanout = open_fanout(members, world, clock, node_timeout)
     now = clock.now if clock is not None else None
     nodes = [

@@ -1,12 +1,15 @@
 """One server of a quorum as one client sees it: where it is, and what is known of it.
 
 Decides: what a server is asked on each new connection, and which servers are refused: replicas, one server under two
-names, and servers that do not say what they are. When an unreachable server is tried again.
+names, and servers that do not say what they are. When an unreachable server is tried again. That a server has all
+scripts before it is asked for a vote: no round waits for the server that is slowest, so a request with a script that it
+does not know would never be repeated there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -34,10 +37,11 @@ _ANSWERS: Final = len(_QUESTIONS) + 1
 class Member(RedisEndpoint):
     """One server of the quorum: where it is, and what is known of it."""
 
-    def __init__(self, endpoint: RedisEndpoint, members: list[Member], preload: Sequence[bytes]) -> None:
+    def __init__(self, endpoint: RedisEndpoint, members: list[Member], scripts: Sequence[str]) -> None:
         vars(self).update(vars(endpoint))
         self._members = members  # all of the quorum
-        self._preload = preload  # sent on every connection
+        self._scripts = scripts  # their texts
+        self._questions = _questions(scripts)  # sent on every connection
         self.run_id = ""
         self.wrong: BackendUnavailable | None = None  # why it cannot be one of a quorum
         self.accepted = False  # it was right once: if it no longer is, it counts as unreachable
@@ -98,8 +102,13 @@ class Member(RedisEndpoint):
     def _dial_and_greet(self, address: Address | None, within: float) -> Any:
         connection = super().dial(address, within)
         try:
-            connection.send_packed_command([_questions(), *self._preload])
-            self._greet([_reply(connection) for _ in range(_ANSWERS + len(self._preload))])
+            connection.send_packed_command([self._questions])
+            *answers, known = [_reply(connection) for _ in range(_ANSWERS + 1)]
+            self._greet(answers)
+            missing = self._missing_scripts(known)
+            connection.send_packed_command(missing)
+            for _ in missing:
+                _reply(connection)
         except (redis.RedisError, OSError) as error:
             connection.disconnect()
             raise self.unreachable(address, error) from self.cause(error)
@@ -120,8 +129,13 @@ class Member(RedisEndpoint):
     async def _dial_and_greet_async(self, address: Address | None, within: float) -> Any:
         connection = await super().dial_async(address, within)
         try:
-            await connection.send_packed_command([_questions(), *self._preload])
-            self._greet([await _reply_async(connection) for _ in range(_ANSWERS + len(self._preload))])
+            await connection.send_packed_command([self._questions])
+            *answers, known = [await _reply_async(connection) for _ in range(_ANSWERS + 1)]
+            self._greet(answers)
+            missing = self._missing_scripts(known)
+            await connection.send_packed_command(missing)
+            for _ in missing:
+                await _reply_async(connection)
         except (redis.RedisError, OSError, RuntimeError) as error:
             hang_up(connection)
             if isinstance(error, RuntimeError) and not is_of_a_closed_connection(error):
@@ -179,7 +193,7 @@ class Member(RedisEndpoint):
 
     def _greet(self, answers: Sequence[Any]) -> None:
         """Raises BackendUnavailable if it cannot be one of a quorum."""
-        *infos, fsync = answers[:_ANSWERS]
+        *infos, fsync = answers
         facts = facts_in(infos)
         if "run_id" not in facts:
             raise self._unknown(infos[0])
@@ -197,6 +211,11 @@ class Member(RedisEndpoint):
         if self.wrong is not None:
             raise self.wrong
         self.accepted = True
+
+    def _missing_scripts(self, known: Any) -> list[bytes]:
+        """Requests that load what the server does not have; all if it does not say what it has."""
+        has = known if isinstance(known, list) else [0] * len(self._scripts)
+        return [command("SCRIPT", "LOAD", text) for text, there in zip(self._scripts, has, strict=True) if not there]
 
     def _flaw(self, facts: dict[str, str]) -> str:
         """Why it cannot be one of a quorum; empty if it can."""
@@ -219,8 +238,10 @@ class Member(RedisEndpoint):
         return self.wrong
 
 
-def _questions() -> bytes:
-    return b"".join(command("INFO", section) for section in _QUESTIONS) + command("CONFIG", "GET", "appendfsync")
+def _questions(scripts: Sequence[str]) -> bytes:
+    facts = b"".join(command("INFO", section) for section in _QUESTIONS) + command("CONFIG", "GET", "appendfsync")
+    digests = [hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest() for text in scripts]
+    return facts + command("SCRIPT", "EXISTS", *digests)
 
 
 def _reply(connection: Any) -> Any:
@@ -237,8 +258,8 @@ async def _reply_async(connection: Any) -> Any:
         return error
 
 
-def members_of(endpoints: Sequence[RedisEndpoint], preload: Sequence[bytes] = ()) -> list[Member]:
-    """Each is sent the requests `preload` on every connection.
+def members_of(endpoints: Sequence[RedisEndpoint], scripts: Sequence[str] = ()) -> list[Member]:
+    """Each has the scripts with these texts as soon as it is connected to.
 
     Raises ValueError for too few of them, and for one that is named twice.
     """
@@ -252,7 +273,7 @@ def members_of(endpoints: Sequence[RedisEndpoint], preload: Sequence[bytes] = ()
         if type(endpoint) is not RedisEndpoint:
             raise ValueError(f"a quorum is of single servers, and {endpoint.name} is more than one")
     members: list[Member] = []
-    members.extend(Member(endpoint, members, preload) for endpoint in endpoints)
+    members.extend(Member(endpoint, members, scripts) for endpoint in endpoints)
     return members
 
 
