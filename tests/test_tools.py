@@ -27,7 +27,7 @@ from tests.servers.clocks import SHARED, JumpyServer
 from tests.servers.processes import children_of, has_ended, listed_children, listed_state, process_state
 from tests.servers.proxy import Proxy
 from tests.servers.server import HOST
-from tests.servers.waiting import happens, join, stand_still, until
+from tests.servers.waiting import LIMIT, happens, join, stand_still, until
 from tests.side_by_side import main as run_side_by_side
 
 ROOT = Path(__file__).parent.parent
@@ -205,6 +205,63 @@ def test_a_proxy_that_is_closed_while_clients_come_leaves_no_connection_open() -
         for client in clients:
             client.close()
     gc.collect()  # it would complain of what is open
+
+
+def _proxy_to(listener: socket.socket) -> Proxy:
+    server: Any = SimpleNamespace(port=listener.getsockname()[1])
+    return Proxy(server)
+
+
+def test_what_a_proxy_kept_back_of_a_client_that_has_left_arrives_and_then_its_end() -> None:
+    """Many times: its end may come before what was kept back is let pass, or after."""
+    with socket.create_server((HOST, 0)) as listener, _proxy_to(listener) as proxy:
+        for _ in range(50):
+            kept_back = proxy.keep_back(b"late")
+            with socket.create_connection((HOST, proxy.port)) as client:
+                client.sendall(b"late")
+                happens(kept_back, "the request to be kept back")
+            with listener.accept()[0] as there:
+                there.settimeout(LIMIT)
+                proxy.let_pass()
+                assert there.recv(100) == b"late"
+                assert there.recv(100) == b""
+
+
+def test_a_proxy_that_keeps_a_request_back_lets_earlier_replies_pass() -> None:
+    with socket.create_server((HOST, 0)) as listener, _proxy_to(listener) as proxy:
+        with socket.create_connection((HOST, proxy.port)) as client, listener.accept()[0] as there:
+            client.settimeout(LIMIT)
+            client.sendall(b"early")
+            assert there.recv(100) == b"early"
+            kept_back = proxy.keep_back(b"late")
+            client.sendall(b"late")
+            happens(kept_back, "the request to be kept back")
+            there.sendall(b"reply")
+            assert client.recv(100) == b"reply"
+
+
+def test_a_connection_that_has_lost_a_request_never_recovers() -> None:
+    with socket.create_server((HOST, 0)) as listener, _proxy_to(listener) as proxy:
+        with socket.create_connection((HOST, proxy.port)) as client, listener.accept()[0] as there:
+            lost = proxy.lose(b"first")
+            client.sendall(b"first")
+            happens(lost, "the request to be lost")
+            kept_back = proxy.keep_back(b"second")
+            client.sendall(b"second")
+            client.shutdown(socket.SHUT_WR)
+            there.settimeout(LIMIT)
+            assert there.recv(100) == b"", "only the end of the connection arrives"
+            assert not kept_back.is_set()
+
+
+def test_a_proxy_that_is_disarmed_lets_the_next_request_pass() -> None:
+    with socket.create_server((HOST, 0)) as listener, _proxy_to(listener) as proxy:
+        lost = proxy.lose(b"")
+        proxy.disarm()
+        with socket.create_connection((HOST, proxy.port)) as client, listener.accept()[0] as there:
+            client.sendall(b"word")
+            assert there.recv(100) == b"word"
+        assert not lost.is_set()
 
 
 def _come(port: int, clients: list[socket.socket]) -> None:

@@ -35,6 +35,7 @@ class _Pair:
         # "silence" keeps the server's next words from the client, "half" all but their first half; "nothing" keeps
         # the client's words, too; "later" keeps these for a while; "end" cuts.
         self.fate = ""
+        self.let_pass = asyncio.Event()  # what was kept back has arrived
 
     def cut(self) -> None:
         for writer in self._writers:
@@ -100,6 +101,10 @@ class Proxy:
         self._refuses, self.delay = False, 0.0
         self._do(self._set(True))
 
+    def disarm(self) -> None:
+        """What was to happen once, and has not happened yet, does not happen any more."""
+        self._do(self._disarm())
+
     def swallow_reply(self, to: bytes) -> threading.Event:
         """Once: a request with these bytes is carried out; from there on its connection stays silent for ever."""
         return self._when(self._on_request, to, "silence")
@@ -138,6 +143,10 @@ class Proxy:
     async def _add(self, where: list[_Trigger], trigger: _Trigger) -> None:
         where.append(trigger)
 
+    async def _disarm(self) -> None:
+        self._on_request.clear()
+        self._on_reply.clear()
+
     async def _cut(self) -> None:
         self._cut_now()
 
@@ -148,8 +157,11 @@ class Proxy:
     async def _let_pass(self) -> None:
         kept_back, self._kept_back = self._kept_back, []
         for pair, writer, data in kept_back:
+            if pair.fate == "nothing":  # it was forsaken meanwhile
+                continue
             pair.fate = ""
             writer.write(data)
+            pair.let_pass.set()
 
     async def _forsake(self) -> None:
         for pair in self._pairs:
@@ -196,14 +208,17 @@ class Proxy:
         while data := await reader.read(_CHUNK):
             await self._open.wait()
             self.sent += data
-            if trigger := _fires(self._on_request, data):
+            if not pair.fate and (trigger := _fires(self._on_request, data)):  # what has lost bytes never recovers
                 pair.fate = trigger.fate
+                pair.let_pass.clear()
             if pair.fate == "later":
                 self._kept_back.append((pair, writer, data))
             elif pair.fate != "nothing":
                 writer.write(data)
-        if pair.fate == "later":  # the client is gone; what it said is still on its way
-            await asyncio.Event().wait()
+        if pair.fate == "later":  # the client is gone; what it said is still on its way, and so is its end
+            await pair.let_pass.wait()
+            writer.write_eof()
+            await asyncio.Event().wait()  # until the server has closed it too
 
     async def _down(self, pair: _Pair, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(_CHUNK):
@@ -215,7 +230,7 @@ class Proxy:
             if pair.fate == "half":
                 writer.write(data[: len(data) // 2])
                 pair.fate = "silence"
-            elif not pair.fate and not _fires(self._on_reply, data):
+            elif pair.fate in ("", "later") and not _fires(self._on_reply, data):
                 writer.write(data)
 
     def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
