@@ -133,6 +133,10 @@ class PostgresServer(ReachablePostgres):
         """End it as a power cut does; recovery comes with the next start."""
         self._end(signal.SIGKILL)
 
+    def crash(self) -> None:
+        """End it without a checkpoint, as an immediate shutdown does; recovery comes with the next start."""
+        self._end(signal.SIGQUIT)
+
     def restart(self) -> None:
         """Kill it and start it at the same port, with what it had committed."""
         self.kill()
@@ -169,7 +173,7 @@ class PostgresServer(ReachablePostgres):
 
     def close(self) -> None:
         atexit.unregister(self.close)
-        self._end(signal.SIGQUIT)
+        self.crash()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> PostgresServer:

@@ -36,6 +36,12 @@ def open_files(pid: int) -> dict[int, str]:
     return {int(fd.name): os.readlink(fd) for fd in (_PROC / f"{pid}/fd").iterdir()}
 
 
+def count_open_files(pid: int) -> int:
+    """How many descriptors it has, while it opens and closes some; 0 where there is no /proc."""
+    folder = _PROC / f"{pid}/fd"
+    return len(list(folder.iterdir())) if folder.exists() else 0
+
+
 def thread_switches(thread: threading.Thread) -> list[str]:
     """Whether it runs, and how often it began to wait; nothing where there is no /proc."""
     try:

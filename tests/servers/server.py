@@ -151,12 +151,16 @@ class Server(Reachable):
 
     def restart(self, *, empty: bool = False) -> None:
         """Kill it and start it at the same port: with what it had on disk, or with nothing."""
-        self._port_is_given = True
-        self.kill()
+        self.kill_for_a_while()
         if empty:
             shutil.rmtree(self.folder)
             self.folder.mkdir()
         self.start()
+
+    def kill_for_a_while(self) -> None:
+        """As `kill`; `start` starts it at the same port."""
+        self._port_is_given = True
+        self.kill()
 
     def let_go(self) -> None:
         """A shared server ends with the run, not before."""

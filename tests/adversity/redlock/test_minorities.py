@@ -94,8 +94,7 @@ class Workers:
 
 
 def kill(quorum: Quorum, node: int) -> Callable[[], None]:
-    quorum.servers[node].kill()
-    quorum.servers[node]._port_is_given = True
+    quorum.servers[node].kill_for_a_while()
 
     def start() -> None:
         quorum.servers[node].start()
