@@ -131,8 +131,11 @@ class Stage:
 
     def client(self, clock: int, rejoin: float | None = 0.0) -> QuorumBackend:
         """One whose clock shows that, always."""
+        return self.client_by(lambda: clock, rejoin)
+
+    def client_by(self, micros: Callable[[], int], rejoin: float | None = 0.0) -> QuorumBackend:
         fanout: Any = Silent()
-        return QuorumBackend(self.servers, fanout, chance=lambda: 0.5, micros=lambda: clock, rejoin=rejoin)
+        return QuorumBackend(self.servers, fanout, chance=lambda: 0.5, micros=micros, rejoin=rejoin)
 
     def down(self, *numbers: int) -> None:
         for number, server in enumerate(self.servers):
@@ -249,6 +252,64 @@ def test_a_release_takes_the_claim_out_of_a_queue_that_it_was_put_in_without_a_r
     assert run_to_end(stage.servers[0].inspect("x", within=WITHIN)).waiters == 1
     assert release(client, "b")
     assert run_to_end(stage.servers[0].inspect("x", within=WITHIN)).waiters == 0
+
+
+# How far fences are ahead of a client's clock
+
+
+def before_its_next_round(client: QuorumBackend, step: Callable[[], object]) -> None:
+    """Once: the proposal is made, and this happens before it arrives."""
+    fanout: Any = client._fanout
+
+    def take_turn() -> None:
+        fanout.before_each = lambda: None
+        step()
+
+    fanout.before_each = take_turn
+
+
+def test_a_client_that_was_slow_does_not_take_the_fences_of_others_for_ahead_of_its_clock() -> None:
+    """Its proposal is old when it arrives. Were it counted from, all clients would drive each other on for ever."""
+    stage, time = Stage(), [1000]
+    slow, other = stage.client_by(lambda: time[0]), stage.client_by(lambda: time[0])
+
+    def be_overtaken() -> None:
+        time[0] += 5000
+        granted(other, "b")
+        assert release(other, "b")
+        time[0] += 1000
+
+    before_its_next_round(slow, be_overtaken)
+    granted(slow, "a")
+    assert release(slow, "a")
+    assert granted(slow, "c") == time[0]
+
+
+def test_requests_that_are_under_way_together_count_once_how_far_fences_are_ahead() -> None:
+    stage = Stage()
+    for server in stage.servers:
+        server._store.fence = 9000
+    client = stage.client(1000)
+    before_its_next_round(client, lambda: granted(client, "a") and release(client, "a"))
+    fence = granted(client, "b")
+    assert release(client, "b")
+    assert fence < granted(client, "c") < 9000 + 100
+
+
+def test_clients_that_overtake_each_other_stay_by_their_clock() -> None:
+    stage, time = Stage(), [1_000_000]
+    clients = [stage.client_by(lambda: time[0]) for _ in range(2)]
+
+    def take(number: int) -> None:
+        time[0] += 100
+        granted(clients[number % 2], f"other{number}")
+        assert release(clients[number % 2], f"other{number}")
+        time[0] += 100
+
+    for number in range(100):
+        before_its_next_round(clients[number % 2], partial(take, number + 1))
+        assert granted(clients[number % 2], f"{number}") <= time[0]
+        assert release(clients[number % 2], f"{number}")
 
 
 # What is kept

@@ -181,7 +181,9 @@ class Votes:
         if not agreed:
             await self._write_back(claim, votes, fence, self._quorum.time_left(until))
         if fence > proposal:
-            self._ahead += fence - proposal
+            # By the clock, not by the proposal: that is older than the answer, and other claims of this client may be
+            # about to report the same difference. If each of them were added, clients would drive each other on.
+            self._ahead = max(self._ahead, fence - self._micros())
         history.fence, history.splits = fence, 0
         self._fanout.wakeups.forget(claim)
         return Grant(fence, next(iter(votes.granted.values())).acquired_at)
