@@ -7,13 +7,13 @@ export PYTHONDONTWRITEBYTECODE =
 JOBS   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 8 ? 8 : n + 3)))  # tests wait for servers too
 
 # The quick loop: folders whose tests take no real time and start no server.
-QUICK := tests/contract tests/engine tests/primitives tests/simulation tests/test_distribution.py tests/test_import.py tests/test_matrix.py tests/test_name.py tests/test_pages.py tests/test_secrets.py tests/test_shape.py tests/test_shape_leases.py tests/test_shape_of_names.py tests/test_shape_of_tests.py tests/test_suggest.py tests/test_waiting.py
+QUICK := tests/contract tests/engine tests/primitives tests/simulation tests/torture tests/test_distribution.py tests/test_import.py tests/test_matrix.py tests/test_name.py tests/test_pages.py tests/test_secrets.py tests/test_shape.py tests/test_shape_leases.py tests/test_shape_of_names.py tests/test_shape_of_tests.py tests/test_suggest.py tests/test_waiting.py
 
 RUFF    := $(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
 MYPY    := $(BIN)/python -m mypy
 PYRIGHT := $(BIN)/pyright
 
-.PHONY: help demo test check lint ruff types pytest bench soak flaky test-all oldest dist release-check clean
+.PHONY: help demo test check lint ruff types pytest bench soak flaky torture test-all oldest dist release-check clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -50,6 +50,9 @@ soak: $(VENV)/.test  ## the long search: 20,000 seeds, storms of interrupts, Hyp
 
 flaky: $(VENV)/.test  ## all tests RUNS times, half of them beside busy loops, in random order; a table of what failed
 	$(BIN)/python -m tests.flaky --runs $(or $(RUNS),10) --jobs $(JOBS)
+
+torture: $(VENV)/.test  ## workers on KIND (redis, sqlite …) under faults for MINUTES; a table of holds, faults, violations
+	$(BIN)/python -m tests.torture $(or $(KIND),redis) --minutes $(or $(MINUTES),15) $(if $(SEED),--seed $(SEED))
 
 test-all:  ## the tests on every interpreter from 3.11 up that is found
 	@PYTHON=$(PYTHON) JOBS=$(JOBS) ./tests/on_every_python.sh

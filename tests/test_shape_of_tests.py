@@ -34,6 +34,8 @@ MAY_MEASURE = {
     "servers/clocks.py": "it measures how far a server's clock is off",
     "servers/waiting.py": "it is how all others wait",
     "side_by_side.py": "a tool, no test: it shows how long each check took",
+    "torture/actors.py": "a tool, no test: its workers work for so long",
+    "torture/supervisor.py": "a tool, no test: faults begin and end by the clock",
     "simulation/test_history.py": "the judge of histories must not be quadratic: it would take hours",
 }
 MAY_SLEEP = {
