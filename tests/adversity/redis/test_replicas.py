@@ -16,6 +16,7 @@ from lockfast.testing.stage import Stage
 from tests.adversity.redis.stage import sooner
 from tests.adversity.redis.worlds import Anywhere, knows
 from tests.patience import impatient, refused_for
+from tests.polling import HOUR
 from tests.renewals import renew_soon, renewed
 from tests.servers.proxy import Proxy
 from tests.servers.server import Server
@@ -131,6 +132,38 @@ class TestReplicas(Anywhere):
         self.__dict__["replicas"] = 2
         locks, reason = stage.locks(), "only 1 replicas that confirm the write, and 2 were asked for"
         await stage.until(lambda: refused_for(locks, "x", reason, transient=False), "the reason to be given")
+
+
+class TestFailoverBehindALoadBalancer(Anywhere):
+    """Connections to the former primary stay open. It refuses WAIT, in words that do not begin with READONLY."""
+
+    replicas = 1
+
+    @pytest.fixture(autouse=True)
+    def _where(self) -> Iterator[None]:
+        with Server() as self.primary, Server() as self.replica, Proxy(self.primary) as self.proxy:
+            self.replica.follow(self.primary)
+            self.where = self.proxy.url
+            yield
+
+    def fail_over(self) -> None:
+        self.replica.lead()
+        self.primary.follow(self.replica)
+        self.proxy.lead_to(self.replica)
+
+    async def test_a_try_is_answered_by_the_new_primary(self, stage: Stage) -> None:
+        locks = stage.locks()
+        lease = await locks.lock("x", ttl=HOUR).take()
+        assert await locks.lock("x", wait=0).acquire() is None
+        self.fail_over()
+        assert await locks.lock("x", wait=0).acquire() is None
+        assert lease.held
+
+    async def test_a_renewal_moves_to_the_new_primary(self, stage: Stage) -> None:
+        lease = await stage.locks().lock("x", ttl=HOUR).take()
+        self.fail_over()
+        await renewed(stage, lease)
+        assert lease.held
 
 
 @pytest.mark.parametrize("connect", [lockfast.connect, lockfast.aio.connect])

@@ -43,6 +43,7 @@ _TRANSIENT: Final = (
 )
 
 
+_REFUSES_WAIT: Final = "ERR WAIT cannot be used with replica"  # a replica's answer, which is that of READONLY elsewhere
 _KNOWN_KINDS: Final = {*_TRANSIENT, "NOPERM", "CROSSSLOT"}
 
 
@@ -157,6 +158,8 @@ def version_and_role(facts: dict[str, str]) -> tuple[str, str]:
 
 def kind_of(error: Any) -> str:
     """The error code. An older server puts that of a script's error somewhere into the text."""
+    if str(error).startswith(_REFUSES_WAIT):
+        return "READONLY"
     first, *others = str(error).split() or [""]
     known = [word.lstrip("-") for word in others if word.lstrip("-") in _KNOWN_KINDS]
     return known[0] if first == "ERR" and known else first
