@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from lockfast import BackendUnavailable
 from lockfast._time import boot_now
 from lockfast.testing.awaited import AwaitedLocks
+from lockfast.testing.contract import needs
 from lockfast.testing.stage import Stage
 from tests.adversity.redis.stage import OnAServer, request_of, sooner
 from tests.patience import refused
@@ -66,6 +68,26 @@ class TestStandsStill(OnAServer):
             await self._gives_up(stage, f"x{number}")
         for number in range(5):
             await stage.until(self.free(stage, f"x{number}"), "the late grant to be taken back")
+
+    @needs("cancellation")
+    async def test_a_cancelled_acquire_leaves_no_orphan_though_its_locks_is_closed_before_the_server_goes_on(
+        self, stage: Stage
+    ) -> None:
+        """The request that abandons the claim is sent, but no client is left that would read a reply to it."""
+        locks = self.beside_the_wire(stage)
+        assert await (await locks.lock("ready").take()).release()
+        self.server.command("CONFIG", "RESETSTAT")
+        self.server.pause()
+        asker = stage.start(locks.lock("x", ttl=HOUR).acquire())
+        await stage.until(lambda: locks.faults.calls["acquire"] == 2, "it to ask")
+        asker.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asker.result()
+        await locks.close()
+        self.server.go_on()
+        await stage.until(lambda: self.server.command("CLIENT", "LIST").count(b"id=") == 1, "all to be carried out")
+        assert b"cmdstat_evalsha:" in self.server.command("INFO", "commandstats"), "the acquire was"
+        assert self.free(stage, "x")()
 
     async def test_a_holder_on_a_server_that_stood_still_past_the_ttl_has_lost_and_no_two_claims_are_granted(
         self, stage: Stage

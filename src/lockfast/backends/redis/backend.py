@@ -30,7 +30,7 @@ from lockfast._refusals import limit_mismatch
 from lockfast._time import boot_now
 from lockfast._values import EMPTY_CELL, NS_PER_S, Allowance, Booked, Rate, Stored, Write, Written, as_stored
 from lockfast.backends.redis import replies, requests
-from lockfast.backends.redis.io.resp import ReplyError, call, command, words
+from lockfast.backends.redis.io.resp import ReplyError, call, command, whole, words
 from lockfast.backends.redis.io.router import Call, RedisDriver
 from lockfast.backends.redis.requests import MICRO, Prepared, keys_of, name_in, pattern_of, script, tagged
 from lockfast.errors import BackendUnavailable, LimitMismatch
@@ -179,8 +179,12 @@ class RedisBackend:
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
         in_doubt = int(self._is_in_doubt(claim))
+        abandon, keys = script("abandon"), keys_of(claim.terms.key)
+        request = call(abandon, keys, (claim.id, in_doubt, *self._now()))
+        if in_doubt or claim.id in self._interrupted:
+            request = whole(abandon, request)  # no client may be left to read that the server lacks the script
         try:
-            await self._run("abandon", claim.terms.key, (claim.id, in_doubt, *self._now()), within)
+            await self._driver.run(abandon, keys[0], request, within)
             self._in_doubt.discard(claim.id)
             self._interrupted.pop(claim.id, None)
         except BackendUnavailable:
