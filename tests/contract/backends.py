@@ -38,9 +38,22 @@ STORE_AND_ENGINE = frozenset({"store", "engine"})
 
 OF_THIS_HOST = "redis_here"  # the row of a server that LOCKFAST_TEST_REDIS names
 
-# Rows that differ from another only in the number or the age of servers: the chapters in which that could show.
+# Rows that differ from another only in the number, the age or the set-up of servers: the chapters in which that could
+# show. A set-up is a cluster, or Sentinels that report a primary.
 BY_NUMBER = frozenset({"OneAdmissionRule", "FencesOnlyGrow"})
 BY_AGE = BY_NUMBER | {"WaitersAreWoken", "OnlyTheServerClock"}
+BY_SET_UP = frozenset(
+    {
+        "NoBodyWithoutLock",
+        "IdentityIsTheClaim",
+        "HolderStopsBelievingFirst",
+        "LostRepliesChangeNothing",
+        "InterruptedLeavesNothing",
+        "RenewalRidesOutErrors",
+        "LossIsReported",
+        "WaitersAreWoken",
+    }
+)
 
 
 class Row(NamedTuple):
@@ -85,6 +98,17 @@ def _redis(name: str, server: Callable[[], shared.Shared]) -> Row:
     )
 
 
+def _set_up(name: str, scheme: str, where: Callable[[], str]) -> Row:
+    return Row(
+        name,
+        scheme=scheme,
+        url=lambda folder: where(),
+        capabilities=RedisBackend.capabilities,
+        subjects=STORE,
+        chapters=BY_SET_UP,
+    )
+
+
 def _redlock(size: int) -> Row:
     return Row(
         f"redlock{size}",
@@ -119,6 +143,8 @@ def _rows() -> Iterator[Row]:
         yield _redis("redis6", shared.redis_6)._replace(subjects=STORE, chapters=BY_AGE)
     if redis_of_this_host(os.environ):
         yield _redis(OF_THIS_HOST, shared.of_this_host)
+    yield _set_up("cluster", "redis+cluster", shared.cluster)
+    yield _set_up("sentinel", "redis+sentinel", shared.sentinels)
     yield _redlock(3)
     yield _redlock(5)._replace(chapters=BY_NUMBER)
     yield Row(

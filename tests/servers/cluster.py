@@ -33,14 +33,18 @@ _ARGS = (
 class Nodes(Group):
     """Shard n is `primaries[n]` and `replicas[n]`, until one of them fails."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shared: bool = False) -> None:
         super().__init__()
-        self.primaries = [Server(*_ARGS) for _ in range(SHARDS)]
-        self.replicas = [Server(*_ARGS) for _ in range(SHARDS)]
+        self.primaries = [Server(*_ARGS, shared=shared) for _ in range(SHARDS)]
+        self.replicas = [Server(*_ARGS, shared=shared) for _ in range(SHARDS)]
 
     @property
     def all(self) -> list[Server]:
         return [*self.primaries, *self.replicas]
+
+    @property
+    def servers(self) -> list[Server]:
+        return self.all
 
     @property
     def url(self) -> str:

@@ -9,13 +9,29 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
+from tests.servers.server import Server
+
 
 class Group:
+    @property
+    def url(self) -> str:
+        raise NotImplementedError
+
     def __init__(self) -> None:
         self._stack = ExitStack()  # of all that was started
 
+    @property
+    def servers(self) -> list[Server]:
+        raise NotImplementedError
+
     def start(self) -> Self:
         raise NotImplementedError
+
+    def let_go(self) -> None:
+        """Servers that all processes of the run share end with the run, not before."""
+        for server in self.servers:
+            server.let_go()
+        self._stack.pop_all()
 
     def close(self) -> None:
         self._stack.close()

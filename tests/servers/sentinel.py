@@ -36,11 +36,15 @@ _FAST = {
 class Watched(Group):
     """One primary, one replica, and so many Sentinels of one mind."""
 
-    def __init__(self, sentinels: int = 3) -> None:
+    def __init__(self, sentinels: int = 3, *, shared: bool = False) -> None:
         super().__init__()
-        self.primary = Server()
-        self.replica = Server("--repl-timeout", "5")
-        self.sentinels = [Server(sentinel=True) for _ in range(sentinels)]
+        self.primary = Server(shared=shared)
+        self.replica = Server("--repl-timeout", "5", shared=shared)
+        self.sentinels = [Server(sentinel=True, shared=shared) for _ in range(sentinels)]
+
+    @property
+    def servers(self) -> list[Server]:
+        return [self.primary, self.replica, *self.sentinels]
 
     @property
     def url(self) -> str:

@@ -1,6 +1,6 @@
 """One set of Redis and Valkey servers for all processes of a test run, with an empty database for each test.
 
-Decides: who gets which database.
+Decides: who gets which database, and where there is but one, that tests share it.
 Leaves to `run`: which process starts a server, and when it ends.
 """
 
@@ -12,6 +12,9 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from tests.servers import binaries, run
+from tests.servers.cluster import Nodes
+from tests.servers.group import Group
+from tests.servers.sentinel import Watched
 from tests.servers.server import HOST, Reachable, Server
 
 DATABASES = 1000  # so many tests later a database is used again; its earlier users have long ended
@@ -75,3 +78,21 @@ def of_this_host() -> Shared:
     found = binaries.redis_of_this_host(os.environ)
     assert found is not None
     return Shared("redis-of-this-host", lambda: found)
+
+
+@cache
+def cluster() -> str:
+    """Where a cluster is that no test changes. It has one database, in which each test has a namespace of its own."""
+    return run.once("cluster", lambda: _start_group(Nodes(shared=True)))["url"]
+
+
+@cache
+def sentinels() -> str:
+    """Where Sentinels are that report one primary; no test changes that."""
+    return run.once("sentinels", lambda: _start_group(Watched(shared=True)))["url"]
+
+
+def _start_group(group: Group) -> dict[str, str]:
+    with group:
+        group.let_go()
+        return {"url": group.url}
