@@ -17,6 +17,7 @@ from tests.adversity.actor import Actor
 from tests.polling import HOUR
 from tests.scale import by_scale
 from tests.servers.postgres_tables import table
+from tests.servers.quorum import quorum
 from tests.servers.shared import valkey
 from tests.servers.waiting import until
 
@@ -29,6 +30,7 @@ Queued = Callable[[str, int], None]
 STORES: dict[str, Callable[[Path], str]] = {
     "sqlite": lambda folder: f"sqlite:///{folder / 'locks.db'}",
     "redis": lambda folder: valkey().url(folder),
+    "redlock": lambda folder: quorum(3).url(folder),
     "postgres": lambda folder: table().url(folder),
 }
 

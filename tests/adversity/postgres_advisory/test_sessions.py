@@ -76,6 +76,19 @@ class TestSessionsThatEnd(OnPostgres):
             await stage.until(lambda: lease.lost, "the loss to be noticed")
             await stage.until(self.nothing_left(), "the server to notice too")
 
+    @pytest.mark.parametrize("blocking", [True, False])
+    async def test_a_server_that_is_down_is_not_reported_as_a_held_lock(self, stage: Stage, blocking: bool) -> None:
+        with Proxy(self.server) as proxy:  # type: ignore[arg-type]
+            holder = await stage.locks().lock("a").take()
+            locks = self.through(proxy, stage)
+            assert await locks.lock("a").acquire(blocking=False) is None
+            proxy.refuse()
+            with impatient(locks), pytest.raises(BackendUnavailable, match=str(proxy.port)):
+                await locks.lock("a").acquire(blocking, 0.1 if blocking else None)
+            proxy.heal()
+            assert holder.held
+            assert await holder.release()
+
     async def test_a_wire_that_swallows_everything_is_a_loss_when_the_ttl_has_passed(self, stage: Stage) -> None:
         with Proxy(self.server) as proxy:  # type: ignore[arg-type]
             lease = await self.through(proxy, stage).lock("a", ttl=1).take()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
@@ -17,6 +18,7 @@ from lockfast.backends.redis.io.endpoints import Address
 from lockfast.testing.stage import Stage
 from tests.adversity.actor import Actor
 from tests.adversity.redis.worlds import Anywhere, knows, record_of
+from tests.patience import refused
 from tests.polling import HOUR, never_poll
 from tests.renewals import renewed
 from tests.servers.cluster import SHARDS, Nodes
@@ -38,13 +40,17 @@ def names_on(nodes: Nodes, namespace: str, server: Server) -> Iterator[str]:
     return (name for name in names if nodes.owner(record_of(namespace, name)) is server)
 
 
+def one_on_each(nodes: Nodes, stage: Stage) -> list[str]:
+    return [next(names_on(nodes, stage.namespace, node)) for node in nodes.primaries]
+
+
 class TestCluster(Anywhere):
     @pytest.fixture(autouse=True)
     def _where(self, nodes: Nodes) -> None:
         self.nodes, self.where = nodes, nodes.url
 
     def one_on_each(self, stage: Stage) -> list[str]:
-        return [next(names_on(self.nodes, stage.namespace, node)) for node in self.nodes.primaries]
+        return one_on_each(self.nodes, stage)
 
     async def test_each_name_is_kept_by_the_node_that_has_its_slot(self, stage: Stage) -> None:
         locks = stage.locks()
@@ -141,6 +147,26 @@ class TestCluster(Anywhere):
             assert await held.release()
             assert (await waiter.result()).held
 
+    async def test_waiters_for_names_on_all_nodes_share_one_subscription(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        never_poll(monkeypatch)
+        holder, locks, names = stage.locks(), stage.locks(), self.one_on_each(stage)
+        before = self._subscribers()
+        held = [await holder.lock(name, ttl=HOUR).take() for name in names]
+        waiters = [stage.start(locks.lock(name).take()) for name in names]
+        for name in names:
+            await stage.queue(name, 1)
+        assert len(self._subscribers() - before) == 1
+        for lease in held:
+            assert await lease.release()
+        assert all([(await waiter.result()).held for waiter in waiters])
+
+    def _subscribers(self) -> set[tuple[int, bytes]]:
+        """The connections that receive wake-ups, by node."""
+        listed = [(node.port, node.command("CLIENT", "LIST", "TYPE", "pubsub")) for node in self.nodes.all]
+        return {(port, id) for port, lines in listed for id in re.findall(rb"\bid=(\d+)", lines)}
+
     @pytest.mark.parametrize("kind", ["blocking", "asyncio"])
     async def test_a_ready_client_leads_to_the_same_locks(self, stage: Stage, kind: str) -> None:
         client = await self._client(kind, decode_responses=True)
@@ -167,6 +193,29 @@ class TestCluster(Anywhere):
         with pytest.raises(BackendUnavailable, match=r"redis\+cluster://") as refused:
             await stage.locks().lock(next(names_on(self.nodes, stage.namespace, other))).take()
         assert not refused.value.transient
+
+
+class TestReplicasThatLag(Anywhere):
+    replicas = 1
+
+    @pytest.fixture(autouse=True)
+    def _where(self, nodes: Nodes) -> Iterator[None]:
+        self.nodes, self.where = nodes, nodes.url
+        yield
+        for replica in nodes.replicas:
+            replica.go_on()
+
+    async def test_a_contender_that_fails_leaves_the_holder_alone(self, stage: Stage) -> None:
+        holder, contender = stage.locks(), stage.locks()
+        leases = [await holder.lock(name, ttl=60).take() for name in one_on_each(self.nodes, stage)]
+        for replica in self.nodes.replicas:
+            replica.pause()
+        for lease in leases:
+            assert await contender.lock(lease.name, wait=0).acquire() is None
+            await refused(contender.lock(lease.name, wait=0.1))
+            assert await stage.fences(lease.name) == [lease.fence]
+            assert lease.held
+            assert await lease.release()
 
 
 def test_processes_hand_over_to_each_other(nodes: Nodes, start: Callable[..., Actor]) -> None:

@@ -15,7 +15,7 @@ from lockfast._time import boot_now
 from lockfast.testing.stage import Stage
 from tests.adversity.redis.stage import sooner
 from tests.adversity.redis.worlds import Anywhere, knows
-from tests.patience import impatient, refused_for
+from tests.patience import impatient, refused, refused_for
 from tests.polling import HOUR
 from tests.renewals import renew_soon, renewed
 from tests.servers.proxy import Proxy
@@ -111,6 +111,8 @@ class TestReplicas(Anywhere):
         lease = await stage.locks().lock("x", ttl=60).take()
         self.replica.pause()
         assert await stage.locks().lock("x", wait=0).acquire() is None
+        await refused(stage.locks().lock("x", wait=0.1))
+        assert await stage.fences("x") == [lease.fence]
         assert lease.held
         assert await lease.release()
 

@@ -68,6 +68,20 @@ class TestLostWakeUps(OnAServer):
     def _subscribes(self) -> bool:
         return b"cmd=subscribe" in self.server.command("CLIENT", "LIST", "TYPE", "pubsub")
 
+    async def test_waiters_for_many_names_share_one_subscription(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        never_poll(monkeypatch)
+        holder, locks = self.beside_the_wire(stage), await self.ready(stage)
+        held = [await holder.lock(f"x{number}", ttl=HOUR).take() for number in range(10)]
+        waiters = [stage.start(_take_and_release(locks, f"x{number // 2}")) for number in range(20)]
+        for number in range(10):
+            await self.waiting(stage, f"x{number}", 2)
+        assert self.server.command("CLIENT", "LIST", "TYPE", "pubsub").count(b" cmd=") == 1
+        for lease in held:
+            assert await lease.release()
+        assert all([await waiter.result() for waiter in waiters])
+
     async def test_a_wake_up_while_the_subscription_is_down_is_not_missed(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -87,3 +101,7 @@ class TestLostWakeUps(OnAServer):
         self.proxy.heal()
         await passed.release()
         assert (await waiter.result()).fence > passed.fence
+
+
+async def _take_and_release(locks: AwaitedLocks, name: str) -> bool:
+    return await (await locks.lock(name, ttl=HOUR).take()).release()

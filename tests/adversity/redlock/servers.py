@@ -16,8 +16,9 @@ class Quorum:
         self._stack = ExitStack()
         self._size = size
 
-    def url(self, options: str = "rejoin=0") -> str:
-        return f"redlock://{','.join(f'{HOST}:{proxy.port}' for proxy in self.proxies)}/0?{options}"
+    def url(self, options: str = "rejoin=0", *, past_the_proxies: bool = False) -> str:
+        ends = self.servers if past_the_proxies else self.proxies
+        return f"redlock://{','.join(f'{HOST}:{end.port}' for end in ends)}/0?{options}"
 
     def held_at(self, name: str, namespace: str = "lockfast") -> list[bool]:
         """What each server itself says, whatever happens to the wires."""

@@ -281,6 +281,21 @@ class TestWaiting(OnAQuorum):
             granted = await waiter.result()
             assert await granted.release()
 
+    async def test_waiters_for_many_names_share_one_subscription_at_each_server(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        never_poll(monkeypatch)
+        holder, locks = await self.ready(stage), await self.ready(stage)
+        held = [await holder.lock(f"x{number}", ttl=HOUR).take() for number in range(10)]
+        waiters = [stage.start(locks.lock(f"x{number}", ttl=HOUR).take()) for number in range(10)]
+        for number in range(10):
+            await stage.queue(f"x{number}", 1)
+        listed = [server.command("CLIENT", "LIST", "TYPE", "pubsub") for server in self.quorum.servers]
+        assert [lines.count(b" cmd=") for lines in listed] == [1, 1, 1]
+        for lease in held:
+            assert await lease.release()
+        assert all([(await waiter.result()).held for waiter in waiters])
+
     async def test_requests_per_hand_over_do_not_grow_with_the_waiters(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
