@@ -17,6 +17,7 @@ from lockfast import LockInfo
 from lockfast._connect import open_backend
 from lockfast._ids import new_claim_id
 from lockfast._model import EXCLUSIVE, GRACE_S, PRESENCE_S, SHARED, Busy, Claim, Grant, Mode, Renewal, Terms
+from lockfast._values import NS_PER_S, Rate
 from lockfast._worlds import drive
 from lockfast._worlds.threads import ThreadWorld
 from lockfast.backends.base import Backend
@@ -160,6 +161,53 @@ class TestAFreeName:
         assert store.release(claim)
         second: Any = store.ask(claim_of("x"))
         assert second.fence > first.fence
+
+
+class TestKeys:
+    """Whatever crashes, nothing is left behind for ever. `docs/backends/redis.md` names the exception: cells."""
+
+    def test_no_step_of_an_exclusive_claim_leaves_a_key_without_a_ttl(self, store: Store) -> None:
+        holder, waiter, quitter, observer = (_short(claim_of("x")) for _ in range(4))
+        grant: Any = store.ask(holder)
+        _all_expire(store)
+        assert store.renew([Renewal(holder, 0.3, grant.fence)]) == [True]
+        _all_expire(store)
+        for claim in (waiter, quitter):
+            assert isinstance(store.ask(claim), Busy)
+        drive(store.backend.observe(observer, after=0, within=WITHIN))
+        _all_expire(store)
+        assert store.release(holder)
+        _all_expire(store)
+        store.take(waiter)
+        _all_expire(store)
+        for claim in (quitter, waiter, observer):
+            drive(store.backend.abandon(claim, within=WITHIN))
+            _all_expire(store)
+
+    @shared
+    def test_no_permit_and_no_limiter_leaves_a_key_without_a_ttl(self, store: Store) -> None:
+        permits = [_short(claim_of("x", SHARED, 2)) for _ in range(2)]
+        for claim in permits:
+            store.take(claim)
+            _all_expire(store)
+        assert isinstance(store.ask(_short(claim_of("x", SHARED, 2))), Busy)
+        _all_expire(store)
+        assert store.release(permits[0])
+        _all_expire(store)
+        values: Any = store.backend
+        drive(values.throttle("x", Rate(NS_PER_S, 1), cost=1, patience=0.0, within=WITHIN))
+        _all_expire(store)
+
+
+def _short(claim: Claim) -> Claim:
+    """With a ttl of less than a second."""
+    return claim._replace(terms=claim.terms._replace(ttl=0.25))
+
+
+def _all_expire(store: Store) -> None:
+    for server in store.servers:
+        lasting = [key for key in server.command("KEYS", "*") if server.command("PTTL", key) == -1]
+        assert lasting == []
 
 
 class TestWaiters:
