@@ -15,13 +15,14 @@ from functools import partial
 from typing import Any, Final
 
 from lockfast._model import Health
+from lockfast._reentry import start_thread
 from lockfast._refusals import closed_driver
 from lockfast._time import boot_now
 from lockfast._worlds import Clock
 from lockfast.backends.connecting.turns import in_turn
 from lockfast.backends.redis.io.blocking import BlockingConnection
 from lockfast.backends.redis.io.resp import new_channel, unavailable
-from lockfast.backends.redlock.io.connections import BlockingNodeConnection, ConnectionSet, at_once
+from lockfast.backends.redlock.io.connections import BlockingNodeConnection, ConnectionSet, Dialled, at_once
 from lockfast.backends.redlock.io.fanout import Enough, Late, NodeConnections, Verbs
 from lockfast.backends.redlock.io.members import Member, refuse_wrong
 from lockfast.backends.redlock.io.rounds import Round
@@ -32,6 +33,7 @@ from lockfast.errors import BackendUnavailable
 
 MAX_IDLE_SETS: Final = 16  # those that were used lately are kept beside them
 UNUSED_S: Final = 30.0  # after which an idle set beyond that number is closed
+MIN_DIAL_S: Final = 1.0  # for a connection, even if its caller has less time: later requests may have more
 MAX_LATE_CLAIMS: Final = 1000  # of which is known by which connections a vote is under way
 
 
@@ -49,6 +51,7 @@ class BlockingFanout:
         self._idle: list[ConnectionSet] = []
         self._late: dict[str, ConnectionSet] = {}  # by claim: where a vote of it is still under way
         self._subscribing = [threading.RLock() for _ in self.members]
+        self._connecting = threading.RLock()
         self._closed = False
         self._stragglers = Stragglers(self.members, max(1.0, self.node_timeout), self._new_set, self._idle)
         self.retry_later = self._stragglers.retry_later
@@ -70,12 +73,15 @@ class BlockingFanout:
         round = Round(verbs, enough, self.members, claim, settled, late)
         connections = None
         try:
+            until = boot_now() + within
             connections = self._take(claim)
-            if None in connections.connections:
-                within = self._fill(connections, within)
+            if connections.is_empty:
+                connections = self._fill_in_turn(connections, within)
+            elif None in connections.connections:
+                self._fill(connections, within)
             if new:
                 refuse_wrong(self.members)
-            round.start(connections, within, self.node_timeout)
+            round.start(connections, max(0.01, until - boot_now()), self.node_timeout)
             connections.read_in_turn(round)
             if round.pending and not round.is_enough:
                 self._wait(connections, round)
@@ -145,32 +151,75 @@ class BlockingFanout:
             if self._idle[0].used_at < since:
                 self._idle.pop(0).close()
 
-    def _fill(self, connections: ConnectionSet, within: float) -> float:
-        """Connect where no connection is, all at once: servers that hang take their time together. The time left."""
+    def _fill_in_turn(self, connections: ConnectionSet, within: float) -> ConnectionSet:
+        """This new set, with connections; or another one that has become idle, when the turn of this thread comes.
+
+        Many threads that begin at the same moment are served soonest if few of them connect.
+        """
+        until = boot_now() + within
+
+        def fill() -> bool:
+            nonlocal connections
+            with suppress(IndexError):
+                connections = self._idle.pop()
+            if None in connections.connections:
+                self._fill(connections, max(0.01, until - boot_now()))
+            return True
+
+        try:
+            if not in_turn(self._connecting, min(self.node_timeout, within / 2), fill):
+                fill()  # the thread whose turn it is waits for a server that hangs
+        except BaseException:
+            connections.close()
+            raise
+        return connections
+
+    def _fill(self, connections: ConnectionSet, within: float) -> None:
+        """Connect where no connection is, all at once: servers that hang take their time together.
+
+        The caller waits for each of them once. A connection that takes longer is made in the background, and used from
+        then on; it is waited for again only as long as there is no majority without it.
+        """
         started = boot_now()
-        limit = min(self.node_timeout, within / 2)  # the others are asked in the rest
-        missing = [node for node, connection in enumerate(connections.connections) if connection is None]
-        absent = [node for node in missing if self.members[node].absent]
-        for node in absent:
+        while connections.add_dialled(0.0):
+            pass  # they were made since the last request
+        new = self._start_dials(connections, min(self.node_timeout, within / 2))  # the servers are asked in the rest
+        while connections.dialling & new if connections.is_majority else connections.dialling:
+            limit = min(self.node_timeout, within / (4 if connections.is_majority else 2))
+            left = started + limit - boot_now()
+            if left <= 0.0:
+                break
+            connections.add_dialled(left)
+
+    def _start_dials(self, connections: ConnectionSet, limit: float) -> set[int]:
+        """Which nodes are connected to from now on."""
+        new = set()
+        for node, connection in enumerate(connections.connections):
+            if connection is not None or node in connections.dialling:
+                continue
             if (spare := self._stragglers.take_spare(node)) is not None:
                 connections.add(spare)
-        if absent:
-            self._stragglers.start()  # they are connected to in the background
-        dials = [partial(self._dial, node, limit) for node in missing if node not in absent]
-        for connection in at_once(dials):
-            if connection is not None:
-                connections.add(connection)
-        return max(0.01, within - (boot_now() - started))
+            elif self.members[node].absent:
+                self._stragglers.start()  # it is connected to in the background
+            else:
+                connections.dialling.add(node)
+                new.add(node)
+                try:
+                    start_thread("lockfast-dial", self._dial, connections, node, max(limit, MIN_DIAL_S))
+                except RuntimeError:  # the system has no thread left
+                    self._dial(connections, node, limit)
+        return new
 
-    def _dial(self, node: int, within: float) -> BlockingNodeConnection | None:
-        spare, started = self._stragglers.take_spare(node), boot_now()
-        if spare is not None:
-            return spare
+    def _dial(self, connections: ConnectionSet, node: int, within: float) -> None:
+        within, started = min(within, self.node_timeout), boot_now()
+        result: Dialled = None
         try:
-            return BlockingNodeConnection(node, self.members[node], within)
+            result = BlockingNodeConnection(node, self.members[node], within)
         except BackendUnavailable:
             self._failed_to_connect(node, within, started)
-            return None
+        except BaseException as error:
+            result = error
+        connections.dialled(node, result)
 
     def _failed_to_connect(self, node: int, within: float, started: float) -> None:
         if within >= self.node_timeout or boot_now() - started < within:  # else it had less time than it may take

@@ -7,12 +7,14 @@ Leaves to `rounds`: what replies mean. Leaves to `blocking`: how long they are w
 from __future__ import annotations
 
 import math
+import queue
 import select
 import socket
 import ssl
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import hiredis
@@ -118,6 +120,9 @@ def at_once(jobs: Sequence[Callable[[], T]]) -> list[T]:
 Subscribe = Callable[[Sequence[int], float], Sequence[BackendUnavailable | None]]  # to these nodes, within that time
 
 
+Dialled = BlockingNodeConnection | BaseException | None  # None: the server cannot be reached
+
+
 class ConnectionSet:
     """The transport of one round after another."""
 
@@ -135,10 +140,58 @@ class ConnectionSet:
         self._poll = select.poll()
         self._by_number: dict[int, BlockingNodeConnection] = {}
         self._polled = 0  # rounds that are left in which no server is read in turn
+        self.dialling: set[int] = set()  # nodes that a thread connects to, for this set
+        self._dialled: queue.SimpleQueue[tuple[int, Dialled]] = queue.SimpleQueue()  # what became of that
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is new, and no thread connects for it."""
+        return not self.dialling and self.connections.count(None) == len(self.connections)
+
+    @property
+    def is_majority(self) -> bool:
+        """Whether it has connections to a majority of the servers."""
+        return 2 * (len(self.connections) - self.connections.count(None)) > len(self.connections)
 
     def add(self, connection: BlockingNodeConnection) -> None:
         self.connections[connection.node] = self._by_number[connection.number] = connection
         self._poll.register(connection.number, select.POLLIN)
+
+    def dialled(self, node: int, result: Dialled) -> None:
+        """Called by the thread that connects, whether or not another one uses this set, or has closed it."""
+        self._dialled.put((node, result))
+        if self.closed:
+            self._close_unused()
+
+    def add_dialled(self, seconds: float) -> bool:
+        """Add a connection that was made for this set, and wait so long for it. False if there is none.
+
+        Raises what is no fault of the server.
+        """
+        try:
+            node, result = self._dialled.get(timeout=seconds)
+        except queue.Empty:
+            return False
+        self.dialling.discard(node)
+        if isinstance(result, BaseException):
+            raise result
+        if result is not None:
+            self.add(result)
+        return True
+
+    def _take_unused(self) -> list[BlockingNodeConnection]:
+        """Those that were made for this set, and not added."""
+        unused = []
+        with suppress(queue.Empty):
+            while True:
+                _, result = self._dialled.get_nowait()
+                if isinstance(result, BlockingNodeConnection):
+                    unused.append(result)
+        return unused
+
+    def _close_unused(self) -> None:
+        for connection in self._take_unused():
+            connection.close()
 
     def take_out(self, node: int) -> BlockingNodeConnection | None:
         connection, self.connections[node] = self.connections[node], None
@@ -166,11 +219,20 @@ class ConnectionSet:
             self.discard(pending.node, f"closed the connection: {error}")  # which fails the round there too
 
     def subscribe(self, round: Round, node: int) -> None:
-        self._to_subscribe.append((round, node))
+        if self.connections[node] is None:  # then the request that needs it cannot be sent either
+            round.fail(node, self._members[node].out_of_reach())
+        else:
+            self._to_subscribe.append((round, node))
 
     def _subscribe_to_all(self) -> None:
         """Where a round needs it, at once: servers that hang take their time together."""
-        waiting, self._to_subscribe = self._to_subscribe, []
+        asked, self._to_subscribe = self._to_subscribe, []
+        waiting = [(round, node) for round, node in asked if not round.is_over]
+        for round, node in asked:
+            if round.is_over:  # its own time is up, and another caller's is not for this
+                round.fail(node, unavailable(self._members[node].name, "did not answer in time"))
+        if not waiting:
+            return
         started = boot_now()
         errors = self._subscribe([node for _, node in waiting], waiting[0][0].over_at - started)
         for round in {round for round, _ in waiting}:
@@ -233,9 +295,10 @@ class ConnectionSet:
             connection = self.take_out(node)
             if connection is not None:
                 connection.end("was disconnected")
+        self._close_unused()
 
     def abandon(self) -> None:
         """It is the parent's: close only our copies."""
-        for connection in self.connections:
+        for connection in (*self.connections, *self._take_unused()):
             if connection is not None:
                 connection.socket.close()

@@ -111,7 +111,7 @@ class Round:
         self._enough = enough if enough is not all_of_them else None
         self._settled = settled
         self._late = late
-        self._is_settled = self._is_over = False
+        self._is_settled = self.is_over = False
 
     def start(self, transport: Transport, within: float, node_timeout: float) -> None:
         self._transport = transport
@@ -161,7 +161,7 @@ class Round:
 
     def _end(self, node: int, result: Any) -> None:
         del self.pending[node]
-        if self._is_over:
+        if self.is_over:
             if self._late is not None:
                 self._late(node, result)
             return
@@ -193,7 +193,7 @@ class Round:
             now = boot_now()
             if now >= self.over_at or now >= self.late_at:
                 self._time_out(now >= self.late_at)
-        self._is_over = True
+        self.is_over = True
         if self.pending and self._late is None:
             self.is_dropped = True
             self.drop()

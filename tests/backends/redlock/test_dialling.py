@@ -1,0 +1,215 @@
+"""The connections of a quorum in threads: all are made at once, and no caller waits twice for one that takes long."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+import lockfast
+from lockfast import BackendUnavailable
+from lockfast._worlds import drive
+from lockfast.backends.redis.io.resp import command
+from lockfast.backends.redlock.io import blocking as redlock_blocking
+from lockfast.backends.redlock.io.blocking import BlockingFanout
+from lockfast.backends.redlock.io.connections import BlockingNodeConnection, ConnectionSet
+from lockfast.backends.redlock.io.fanout import Suspended, all_of_them
+from lockfast.backends.redlock.io.rounds import Round
+from tests.polling import HOUR
+from tests.servers.quorum import quorum
+from tests.servers.waiting import LIMIT, happens, join, stand_still, until
+
+PING = [command("PING")] * 3
+
+
+class SlowToConnect:
+    """Connections to one of the servers take until the test ends them; all others are made as usual."""
+
+    def __init__(self, node: int) -> None:
+        self._node = node
+        self.begun, self.end = threading.Event(), threading.Event()
+        self.dialled = [0, 0, 0]
+        self.made: list[BlockingNodeConnection] = []
+
+    def __call__(self, node: int, member: Any, within: float) -> BlockingNodeConnection:
+        self.dialled[node] += 1
+        if node == self._node:
+            self.begun.set()
+            assert self.end.wait(HOUR)
+        self.made.append(BlockingNodeConnection(node, member, LIMIT))
+        return self.made[-1]
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowToConnect]:
+    slow = SlowToConnect(2)
+    monkeypatch.setattr(redlock_blocking, "BlockingNodeConnection", slow)
+    yield slow
+    slow.end.set()
+
+
+@pytest.fixture
+def locks(tmp_path: Any) -> Iterator[lockfast.Locks]:
+    with lockfast.connect(quorum(3).url(tmp_path)) as locks:
+        yield locks
+
+
+def fanout_of(locks: lockfast.Locks) -> BlockingFanout:
+    backend: Any = locks._logic.engine.backend
+    fanout: BlockingFanout = backend._fanout
+    return fanout
+
+
+def in_a_thread(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    join(thread)
+
+
+def ask(locks: lockfast.Locks, within: float) -> Sequence[Any]:
+    return drive(fanout_of(locks).ask(PING, all_of_them, within=within))
+
+
+def test_a_connection_that_takes_long_is_waited_for_once_and_used_when_it_is_there(
+    locks: lockfast.Locks, slow: SlowToConnect
+) -> None:
+    answers: list[Any] = []
+
+    def work() -> None:
+        until(lambda: ask(locks, 1.0)[:2] == [b"PONG"] * 2, "the other connections")
+        answers.extend(ask(locks, HOUR))  # a quarter of this would be longer than the test
+
+    in_a_thread(work)
+    assert [type(answer) for answer in answers] == [bytes, bytes, BackendUnavailable]
+    slow.end.set()
+    until(lambda: ask(locks, HOUR) == [b"PONG"] * 3, "the connection to be used")
+    assert slow.dialled == [1, 1, 1]
+
+
+def test_without_a_majority_a_connection_that_takes_long_is_waited_for_again(
+    locks: lockfast.Locks, slow: SlowToConnect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fanout = fanout_of(locks)
+    fanout.members[1].failures, fanout.members[1].try_at = 1, HOUR * 1e6
+    monkeypatch.setattr(fanout._stragglers, "start", lambda: None)
+    answers: list[Any] = []
+    asking = threading.Event()
+
+    def work() -> None:
+        until(lambda: ask(locks, 0.1)[0] == b"PONG", "the only other connection")
+        asking.set()
+        answers.extend(ask(locks, HOUR))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    happens(asking, "the end of a request that found no majority")
+    slow.end.set()
+    join(thread)
+    assert [type(answer) for answer in answers] == [bytes, BackendUnavailable, bytes]
+    assert slow.dialled == [1, 0, 1]
+
+
+def test_a_connection_that_is_made_after_its_set_was_closed_is_closed(slow: SlowToConnect, tmp_path: Any) -> None:
+    with lockfast.connect(quorum(3).url(tmp_path)) as locks:
+        in_a_thread(lambda: ask(locks, 1.0))
+        happens(slow.begun, "the connection to be begun")
+    slow.end.set()
+    until(lambda: len(slow.made) == 3, "the connection to be made")
+    until(lambda: all(each.socket.fileno() == -1 for each in slow.made), "all connections to be closed")
+
+
+def test_a_thread_whose_turn_to_connect_comes_uses_what_has_become_idle_meanwhile(
+    locks: lockfast.Locks, slow: SlowToConnect
+) -> None:
+    slow.end.set()
+    fanout = fanout_of(locks)
+    of_another_thread = fanout._new_set()
+    fanout._fill(of_another_thread, HOUR)
+    answers: list[Any] = []
+    threads = [threading.Thread(target=lambda: answers.append(ask(locks, HOUR)), daemon=True) for _ in range(5)]
+    with fanout._connecting:
+        for thread in threads:
+            thread.start()
+        stand_still(*threads)
+        fanout._put_back(of_another_thread)
+        # The first of them has it; each of the others has it, or one of its own.
+    join(*threads)
+    assert answers == [[b"PONG"] * 3] * 5
+    assert max(slow.dialled) <= 5
+
+
+def test_a_thread_waits_for_its_turn_to_connect_no_longer_than_a_part_of_its_time(
+    locks: lockfast.Locks, slow: SlowToConnect
+) -> None:
+    slow.end.set()
+    fanout_of(locks).node_timeout = 0.05
+    answers: list[Any] = []
+
+    def connects() -> bool:
+        answers.append(ask(locks, HOUR)[:1])
+        return bool(answers[-1] == [b"PONG"])  # else this machine stands still
+
+    with fanout_of(locks)._connecting:
+        in_a_thread(lambda: until(connects, "an answer"))
+
+
+def test_where_no_thread_can_be_started_the_caller_connects(
+    locks: lockfast.Locks, slow: SlowToConnect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    slow.end.set()
+    monkeypatch.setattr(redlock_blocking, "start_thread", none_left)
+    assert ask(locks, HOUR) == [b"PONG"] * 3
+
+
+def test_an_error_that_no_server_causes_is_raised(locks: lockfast.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(redlock_blocking, "BlockingNodeConnection", breaks)
+    with pytest.raises(ZeroDivisionError):
+        ask(locks, HOUR)
+
+
+class Subscriptions:
+    """Counts which servers are subscribed to."""
+
+    def __init__(self) -> None:
+        self.nodes: list[int] = []
+
+    def __call__(self, nodes: Sequence[int], within: float) -> Sequence[None]:
+        self.nodes += nodes
+        return [None] * len(nodes)
+
+
+async def wants_wakeups() -> None:
+    await Suspended(b"", 0)
+
+
+def test_a_round_that_is_over_subscribes_to_nothing_at_the_cost_of_the_next(locks: lockfast.Locks) -> None:
+    subscriptions = Subscriptions()
+    connections = ConnectionSet(fanout_of(locks).members, subscriptions)
+    fanout_of(locks)._fill(connections, HOUR)
+    late: list[tuple[int, Any]] = []
+    for report in (None, lambda node, result: late.append((node, result))):
+        over = Round([wants_wakeups() for _ in range(3)], all_of_them, fanout_of(locks).members, late=report)
+        over.start(connections, HOUR, HOUR)
+        over.close()
+    connections.read(0.0)
+    connections.close()
+    assert not subscriptions.nodes
+    assert [(node, type(result)) for node, result in late] == [(node, BackendUnavailable) for node in range(3)]
+
+
+def test_a_server_without_a_connection_is_not_subscribed_to(locks: lockfast.Locks) -> None:
+    """What needs the subscription could not be sent to it."""
+    subscriptions = Subscriptions()
+    connections = ConnectionSet(fanout_of(locks).members, subscriptions)
+    asked = Round([wants_wakeups() for _ in range(3)], all_of_them, fanout_of(locks).members)
+    asked.start(connections, HOUR, HOUR)
+    assert [type(result) for result in asked.close()] == [BackendUnavailable] * 3
+    assert not subscriptions.nodes
