@@ -31,7 +31,7 @@ class Server(VotingBackend):
         store.fence = 0
         world: Any = Silent()
         super().__init__(store, world)
-        self.down = self.loses_replies = self.slow = False
+        self.down = self.loses_replies = self.slow = self.gone = False
         self.years = 1e9
         self.on_the_way: list[Callable[[], Any]] = []
 
@@ -77,6 +77,8 @@ class Server(VotingBackend):
         await give_back()
 
     def _must_answer(self) -> None:
+        if self.gone:
+            raise BackendUnavailable("no connection", sent=False)
         if self.down:
             raise BackendUnavailable("down")
 
@@ -396,6 +398,51 @@ def test_a_release_does_not_count_a_place_in_the_queue() -> None:
     assert isinstance(wait_for(client, "a"), Grant)
     stage.servers[1].forget()
     assert not release(client, "a")
+
+
+# Whether a claim that failed is to be abandoned
+
+
+def failed_unsent(client: QuorumBackend, id: str) -> bool:
+    with pytest.raises(BackendUnavailable, match="fewer than 2 of the 3 lock servers answer") as caught:
+        ask(client, id)
+    return not caught.value.sent
+
+
+def test_an_acquire_that_no_server_could_be_sent_is_reported_as_unsent() -> None:
+    stage = Stage()
+    for server in stage.servers:
+        server.gone = True
+    assert failed_unsent(stage.client(100), "a")
+
+
+@pytest.mark.parametrize("reached", ["answers", "down", "loses_replies"])
+def test_an_acquire_that_one_server_may_have_got_counts_as_sent(reached: str) -> None:
+    stage = Stage()
+    for server in stage.servers[1:]:
+        server.gone = True
+    setattr(stage.servers[0], reached, True)
+    assert not failed_unsent(stage.client(100), "a")
+
+
+def test_an_acquire_of_which_an_earlier_round_was_sent_counts_as_sent() -> None:
+    """Two claims have a vote each of three servers; before the second tries again, all are gone."""
+    stage = Stage()
+    client = stage.client(100)
+    run_to_end(stage.servers[0].vote(claim("z"), fence=50, order=50, enqueue=False, within=WITHIN))
+    run_to_end(stage.servers[1].vote(claim("y"), fence=50, order=50, enqueue=False, within=WITHIN))
+    fanout: Any = client._fanout
+    rounds = 0
+
+    def then_all_are_gone() -> None:
+        nonlocal rounds
+        rounds += 1
+        for server in stage.servers:
+            server.gone = rounds > 1
+
+    fanout.before_each = then_all_are_gone
+    assert not failed_unsent(client, "a")
+    assert rounds > 1
 
 
 # A break is final

@@ -105,8 +105,9 @@ class RedisNode(RedisBackend):
         self._asked[claim.id] = fence, order
         try:
             return await self._acquire_or_wait(claim, enqueue, boot_now() + within)
-        except BackendUnavailable:
-            self._in_doubt.add(claim.id)
+        except BackendUnavailable as error:
+            if error.sent:
+                self._in_doubt.add(claim.id)
             raise
         finally:
             self._asked.pop(claim.id, None)

@@ -75,12 +75,13 @@ class Quorum:
         node, until = self.nodes[number], self.fanout.now() + claim.terms.ttl
         self.fanout.retry_later(number, claim.id, lambda: node.abandon(claim, within=1.0), until)
 
-    def no_majority(self, claim: Claim, results: Sequence[Any], votes: Tally) -> BackendUnavailable:
+    def no_majority(self, claim: Claim, results: Sequence[Any], votes: Tally, *, sent: bool) -> BackendUnavailable:
+        """The error for a claim; `sent`: a request for it may have reached a server, in this round or before."""
         until, name = self.excluded_for(claim), claim.terms.name
         left = {node: max(0.0, until - self.nodes[node].age()) for node in votes.granted}
         young = [_young(self.nodes[node], left[node]) for node in votes.granted if node not in votes.counted]
         if not young:
-            return self.too_few(results, f"lock {name!r} cannot be asked for")
+            return self.too_few(results, f"lock {name!r} cannot be asked for", sent=sent)
         if len(left) < self.majority or answers(results) < len(results):  # others may be back before these count
             return self.too_few(results, f"lock {name!r} cannot be asked for", [*young, _WHY_EXCLUDED])
         soonest = sorted(left.values())[self.majority - 1]
@@ -92,7 +93,7 @@ class Quorum:
         )
 
     def too_few(
-        self, results: Sequence[Any], what: str, also: Sequence[str] = (), do: str = "answer"
+        self, results: Sequence[Any], what: str, also: Sequence[str] = (), do: str = "answer", *, sent: bool = True
     ) -> BackendUnavailable:
         """The error for `what` cannot be done, because fewer servers than a majority `do` what is needed."""
         errors = [answer for answer in results if answer.__class__ is BackendUnavailable]
@@ -102,6 +103,7 @@ class Quorum:
         return BackendUnavailable(
             f"{what}: fewer than {self.majority} of the {len(self.nodes)} lock servers {do} ({reasons})",
             transient=not final,
+            sent=sent,
         )
 
     def __repr__(self) -> str:

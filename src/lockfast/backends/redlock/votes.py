@@ -27,7 +27,7 @@ MAX_HISTORIES: Final = 10_000
 class ClaimHistory:
     """What a client remembers of a claim of its own."""
 
-    __slots__ = ("fence", "granted_by", "order", "splits", "unknown_at", "void", "woken")
+    __slots__ = ("fence", "granted_by", "order", "sent", "splits", "unknown_at", "void", "woken")
 
     def __init__(self, fence: int = 0) -> None:
         self.fence = fence  # of its grant: asked for again, it is to have the same
@@ -36,6 +36,7 @@ class ClaimHistory:
         self.granted_by: frozenset[int] | None = None  # these nodes; at the others it may be in the queue
         self.splits = 0  # rounds in a row in which it got some votes and not enough
         self.unknown_at: frozenset[int] = frozenset()  # the nodes that may have granted it, or may still
+        self.sent = False  # a vote was asked for, and that may have reached a server
         self.woken = False  # it is about to ask because a server woke it
 
     @property
@@ -118,9 +119,11 @@ class Votes:
 
         results = await self._fanout.ask([request] * len(self._nodes), enough, within=within, claim=claim.id, new=True)
         history = self._histories[claim.id] = ClaimHistory(fence)  # if it is asked for again, it is for the same
+        history.sent = True
         votes = results.count(wanted)
         if votes + results.count(PENDING) < len(results):
             history.unknown_at = _failed(results)
+            history.sent = _were_sent(results)
             if any([one.__class__ is ReplyError and kind_of(one) == "NOSCRIPT" for one in results]):  # noqa: C419
                 load = [self._nodes[0].load_quick_vote] * len(self._nodes)  # an operator has flushed the scripts
                 await self._fanout.ask(load, all_of_them, within=within)
@@ -156,6 +159,7 @@ class Votes:
         ]
         results = await self._fanout.ask(verbs, enough, within=within, claim=claim.id, settled=settled, new=True)
         votes = self._tally(results, claim)
+        history.sent = history.sent or _were_sent(results)
         history.unknown_at |= _failed(results) | {node for node, one in enumerate(results) if one is PENDING}
         if len(votes.counted) >= self._quorum.majority:
             if votes.busy or history.unknown_at or history.splits or history.granted_by is not None:
@@ -164,7 +168,7 @@ class Votes:
         if votes.answered < self._quorum.majority:
             if len(votes.granted) > len(votes.counted):
                 await self._give_back(claim, votes.granted, False, until)  # they do not count: in no claim's way
-            raise self._quorum.no_majority(claim, results, votes)
+            raise self._quorum.no_majority(claim, results, votes, sent=history.sent)
         return await self._not_granted(claim, votes, enqueue, until)
 
     def _tally(self, results: Sequence[Any], claim: Claim) -> Tally:
@@ -260,5 +264,10 @@ class Votes:
 
 
 def _failed(results: Sequence[Any]) -> frozenset[int]:
-    """The nodes of which it is not known what they did."""
-    return frozenset(node for node, one in enumerate(results) if one.__class__ is BackendUnavailable)
+    """The nodes of which it is not known what they did: they may have got the request."""
+    return frozenset(node for node, one in enumerate(results) if one.__class__ is BackendUnavailable and one.sent)
+
+
+def _were_sent(results: Sequence[Any]) -> bool:
+    """Whether any of the requests may have reached its server."""
+    return any(one.__class__ is not BackendUnavailable or one.sent for one in results)

@@ -197,13 +197,13 @@ class AsyncioFanout:
         def is_late() -> None:
             task.remove_done_callback(connected)
             member.failed()
-            round.fail(node, unavailable(member.name, "did not answer in time"))
+            round.fail(node, unavailable(member.name, "did not answer in time", sent=False))
 
         def connected(task: asyncio.Task[None]) -> None:
             timer.cancel()
             error = None if task.cancelled() else task.exception()
             if task.cancelled() or isinstance(error, BackendUnavailable):
-                round.fail(node, error or unavailable(member.name, "was disconnected"))  # type: ignore[arg-type]
+                round.fail(node, error or unavailable(member.name, "was disconnected", sent=False))  # type: ignore[arg-type]
             elif node in round.pending:
                 go_on()
 

@@ -80,10 +80,10 @@ class Member(RedisEndpoint):
         return self._age.at(boot_now())
 
     def out_of_reach(self) -> BackendUnavailable:
-        """Why it cannot be asked while no connection to it is tried."""
+        """Why it cannot be asked while no connection to it is tried: nothing is sent."""
         if self._trouble is None:
-            return unavailable(self.name, "cannot be reached just now")
-        return BackendUnavailable(str(self._trouble), transient=self._trouble.transient)
+            return unavailable(self.name, "cannot be reached just now", sent=False)
+        return BackendUnavailable(str(self._trouble), transient=self._trouble.transient, sent=False)
 
     def _has_trouble(self, error: BackendUnavailable) -> None:
         if not error.transient and (self._trouble is None or self._trouble.transient):
