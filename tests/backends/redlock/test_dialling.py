@@ -1,7 +1,9 @@
-"""The connections of a quorum in threads: all are made at once, and no caller waits twice for one that takes long."""
+"""The connections of a quorum in threads: all are made at once, no caller waits twice for one that takes long, and what
+has arrived is read before a server is given up."""
 
 from __future__ import annotations
 
+import select
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,9 +12,11 @@ import pytest
 
 import lockfast
 from lockfast import BackendUnavailable
+from lockfast._time import boot_now
 from lockfast._worlds import drive
 from lockfast.backends.redis.io.resp import command
 from lockfast.backends.redlock.io import blocking as redlock_blocking
+from lockfast.backends.redlock.io import members, rounds
 from lockfast.backends.redlock.io.blocking import BlockingFanout
 from lockfast.backends.redlock.io.connections import BlockingNodeConnection, ConnectionSet
 from lockfast.backends.redlock.io.fanout import Suspended, all_of_them
@@ -173,6 +177,32 @@ def test_an_error_that_no_server_causes_is_raised(locks: lockfast.Locks, monkeyp
     monkeypatch.setattr(redlock_blocking, "BlockingNodeConnection", breaks)
     with pytest.raises(ZeroDivisionError):
         ask(locks, HOUR)
+
+
+@pytest.mark.parametrize("limit", ["within", "node_timeout"])
+def test_a_server_whose_answer_arrived_while_this_process_stood_still_is_not_given_up(
+    locks: lockfast.Locks, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    fanout, ahead = fanout_of(locks), 0.0
+    assert ask(locks, HOUR) == [b"PONG"] * 3
+    (connections,) = fanout._idle
+
+    def stand_still_until_all_have_answered(_: Round) -> None:
+        nonlocal ahead
+        for connection in connections.connections:
+            assert connection is not None
+            assert select.select([connection.socket], [], [], LIMIT)[0]
+        ahead = 2 * HOUR
+
+    def now() -> float:
+        return boot_now() + ahead
+
+    monkeypatch.setattr(connections, "read_in_turn", stand_still_until_all_have_answered)
+    for module in (redlock_blocking, rounds, members):
+        monkeypatch.setattr(module, "boot_now", now)
+    fanout.node_timeout = HOUR if limit == "node_timeout" else 3 * HOUR
+    assert ask(locks, HOUR if limit == "within" else 3 * HOUR) == [b"PONG"] * 3
+    assert not any(member.absent for member in fanout.members)
 
 
 class Subscriptions:

@@ -99,12 +99,18 @@ class BlockingFanout:
         return results
 
     def _wait(self, connections: ConnectionSet, round: Round) -> None:
+        """What has arrived is read before a server is given up: this thread may have stood still instead."""
         while not round.is_decided():
             now = boot_now()
-            if now >= round.late_at:
+            if now < round.late_at:
+                connections.read(max(0.0, min(round.late_at, round.over_at) - now))
+                continue
+            connections.read_replies(0.0)
+            if now >= round.late_at and not round.is_decided():
                 connections.give_up_silent(now, self.node_timeout)
                 return
-            connections.read(max(0.0, min(round.late_at, round.over_at) - now))
+        if round.pending and not round.is_enough and boot_now() >= round.over_at:
+            connections.read_replies(0.0)
 
     # Connections
 
@@ -187,9 +193,8 @@ class BlockingFanout:
         while connections.dialling & new if connections.is_majority else connections.dialling:
             limit = min(self.node_timeout, within / (4 if connections.is_majority else 2))
             left = started + limit - boot_now()
-            if left <= 0.0:
+            if not connections.add_dialled(max(0.0, left)) and left <= 0.0:
                 break
-            connections.add_dialled(left)
 
     def _start_dials(self, connections: ConnectionSet, limit: float) -> set[int]:
         """Which nodes are connected to from now on."""

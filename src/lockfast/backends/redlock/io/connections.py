@@ -264,7 +264,10 @@ class ConnectionSet:
         """Read what arrives within that time, or subscribe first."""
         if self._to_subscribe:
             self._subscribe_to_all()
-            return
+        else:
+            self.read_replies(seconds)
+
+    def read_replies(self, seconds: float) -> None:
         for number, _ in self._poll.poll(math.ceil(seconds * 1000)):
             connection = self._by_number.get(number)
             if connection is not None and not connection.read():
