@@ -16,7 +16,7 @@ from lockfast._time import boot_now
 from lockfast._worlds import drive
 from lockfast.backends.redis.io.resp import command
 from lockfast.backends.redlock.io import blocking as redlock_blocking
-from lockfast.backends.redlock.io import members, rounds
+from lockfast.backends.redlock.io import dials, members, rounds
 from lockfast.backends.redlock.io.blocking import BlockingFanout
 from lockfast.backends.redlock.io.connections import BlockingNodeConnection, ConnectionSet
 from lockfast.backends.redlock.io.fanout import Suspended, all_of_them
@@ -76,6 +76,16 @@ def ask(locks: lockfast.Locks, within: float) -> Sequence[Any]:
     return drive(fanout_of(locks).ask(PING, all_of_them, within=within))
 
 
+def add_all(connections: ConnectionSet) -> None:
+    """Until no connection is being made for that set."""
+
+    def is_over() -> bool:
+        connections.add_dialled(0.0)
+        return not connections.dialling
+
+    until(is_over, "all connections to be made")
+
+
 def test_a_connection_that_takes_long_is_waited_for_once_and_used_when_it_is_there(
     locks: lockfast.Locks, slow: SlowToConnect
 ) -> None:
@@ -113,6 +123,43 @@ def test_without_a_majority_a_connection_that_takes_long_is_waited_for_again(
     join(thread)
     assert [type(answer) for answer in answers] == [bytes, BackendUnavailable, bytes]
     assert slow.dialled == [1, 0, 1]
+
+
+def test_a_few_connections_at_a_time_are_made_to_each_server(locks: lockfast.Locks, slow: SlowToConnect) -> None:
+    fanout = fanout_of(locks)
+    sets = [fanout._new_set() for _ in range(3 * dials.MAX_DIALS)]
+
+    def fill() -> None:
+        for each in sets:
+            fanout._start_dials(each, HOUR)
+        for each in sets:
+            until(lambda each=each: each.add_dialled(0.0) and each.is_majority, "the others")  # type: ignore[misc]
+
+    in_a_thread(fill)
+    assert slow.dialled == [len(sets), len(sets), dials.MAX_DIALS]
+    slow.end.set()
+    for each in sets:
+        add_all(each)
+        assert None not in each.connections
+        each.close()
+    assert slow.dialled == [len(sets)] * 3
+
+
+def test_a_server_that_has_become_unreachable_is_not_dialled_for_those_that_wait(
+    locks: lockfast.Locks, slow: SlowToConnect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fanout = fanout_of(locks)
+    monkeypatch.setattr(fanout._stragglers, "start", lambda: None)
+    sets = [fanout._new_set() for _ in range(3 * dials.MAX_DIALS)]
+    for each in sets:
+        fanout._start_dials(each, HOUR)
+    until(lambda: slow.dialled[2] == dials.MAX_DIALS, "the first of them to be dialled")
+    fanout.members[2].failures, fanout.members[2].try_at = 1, HOUR * 1e6
+    slow.end.set()
+    for each in sets:
+        add_all(each)
+        each.close()
+    assert slow.dialled[2] == dials.MAX_DIALS
 
 
 def test_a_connection_that_is_made_after_its_set_was_closed_is_closed(slow: SlowToConnect, tmp_path: Any) -> None:
@@ -166,7 +213,7 @@ def test_where_no_thread_can_be_started_the_caller_connects(
         raise RuntimeError("can't start new thread")
 
     slow.end.set()
-    monkeypatch.setattr(redlock_blocking, "start_thread", none_left)
+    monkeypatch.setattr(dials, "start_thread", none_left)
     assert ask(locks, HOUR) == [b"PONG"] * 3
 
 

@@ -15,14 +15,14 @@ from functools import partial
 from typing import Any, Final
 
 from lockfast._model import Health
-from lockfast._reentry import start_thread
 from lockfast._refusals import closed_driver
 from lockfast._time import boot_now
 from lockfast._worlds import Clock
 from lockfast.backends.connecting.turns import in_turn
 from lockfast.backends.redis.io.blocking import BlockingConnection
 from lockfast.backends.redis.io.resp import new_channel, unavailable
-from lockfast.backends.redlock.io.connections import BlockingNodeConnection, ConnectionSet, Dialled, at_once
+from lockfast.backends.redlock.io.connections import BlockingNodeConnection, ConnectionSet, at_once
+from lockfast.backends.redlock.io.dials import Dials
 from lockfast.backends.redlock.io.fanout import Enough, Late, NodeConnections, Verbs
 from lockfast.backends.redlock.io.members import Member, refuse_wrong
 from lockfast.backends.redlock.io.rounds import Round
@@ -52,6 +52,7 @@ class BlockingFanout:
         self._late: dict[str, ConnectionSet] = {}  # by claim: where a vote of it is still under way
         self._subscribing = [threading.RLock() for _ in self.members]
         self._connecting = threading.RLock()
+        self._dials = Dials(len(self.members), self._dial)
         self._closed = False
         self._stragglers = Stragglers(self.members, max(1.0, self.node_timeout), self._new_set, self._idle)
         self.retry_later = self._stragglers.retry_later
@@ -73,15 +74,14 @@ class BlockingFanout:
         round = Round(verbs, enough, self.members, claim, settled, late)
         connections = None
         try:
-            until = boot_now() + within
             connections = self._take(claim)
-            if connections.is_empty:
-                connections = self._fill_in_turn(connections, within)
-            elif None in connections.connections:
-                self._fill(connections, within)
+            if None in connections.connections:
+                until = boot_now() + within
+                connections = self._connected(connections, within)
+                within = max(0.01, until - boot_now())
             if new:
                 refuse_wrong(self.members)
-            round.start(connections, max(0.01, until - boot_now()), self.node_timeout)
+            round.start(connections, within, self.node_timeout)
             connections.read_in_turn(round)
             if round.pending and not round.is_enough:
                 self._wait(connections, round)
@@ -157,11 +157,14 @@ class BlockingFanout:
             if self._idle[0].used_at < since:
                 self._idle.pop(0).close()
 
-    def _fill_in_turn(self, connections: ConnectionSet, within: float) -> ConnectionSet:
-        """This new set, with connections; or another one that has become idle, when the turn of this thread comes.
+    def _connected(self, connections: ConnectionSet, within: float) -> ConnectionSet:
+        """This set, with connections; or, if it is new, another one that has become idle when its turn comes.
 
         Many threads that begin at the same moment are served soonest if few of them connect.
         """
+        if not connections.is_empty:
+            self._fill(connections, within)
+            return connections
         until = boot_now() + within
 
         def fill() -> bool:
@@ -207,24 +210,19 @@ class BlockingFanout:
             elif self.members[node].absent:
                 self._stragglers.start()  # it is connected to in the background
             else:
-                connections.dialling.add(node)
                 new.add(node)
-                try:
-                    start_thread("lockfast-dial", self._dial, connections, node, max(limit, MIN_DIAL_S))
-                except RuntimeError:  # the system has no thread left
-                    self._dial(connections, node, limit)
+                self._dials.start(connections, node, min(self.node_timeout, max(limit, MIN_DIAL_S)))
         return new
 
-    def _dial(self, connections: ConnectionSet, node: int, within: float) -> None:
-        within, started = min(within, self.node_timeout), boot_now()
-        result: Dialled = None
+    def _dial(self, node: int, within: float) -> BlockingNodeConnection | None:
+        if self.members[node].absent:  # since it was asked for
+            return None
+        started = boot_now()
         try:
-            result = BlockingNodeConnection(node, self.members[node], within)
+            return BlockingNodeConnection(node, self.members[node], within)
         except BackendUnavailable:
             self._failed_to_connect(node, within, started)
-        except BaseException as error:
-            result = error
-        connections.dialled(node, result)
+            return None
 
     def _failed_to_connect(self, node: int, within: float, started: float) -> None:
         if within >= self.node_timeout or boot_now() - started < within:  # else it had less time than it may take
