@@ -12,7 +12,7 @@ import pytest
 
 from lockfast import BackendUnavailable
 from lockfast._facades.lock import AsyncLease, Lease
-from lockfast._model import Busy, Claim, Grant
+from lockfast._model import Busy, Claim, Grant, Terms
 from lockfast._worlds import drive
 from lockfast._worlds.asyncio_ import AsyncioWorld
 from lockfast._worlds.threads import ThreadWorld
@@ -101,6 +101,21 @@ def test_a_few_threads_abandon_whatever_a_mute_server_leaves() -> None:
     finally:
         backend.speaks.set()
         drive(engine.close())
+
+
+def test_closing_abandons_no_claim_that_a_worker_has_abandoned_meanwhile() -> None:
+    class DoneMeanwhile(StubBackend):
+        async def abandon(self, claim: Claim, *, within: float) -> None:
+            abandoned.append(claim.id)
+            for other in engine.unfinished.claims:
+                engine.unfinished.done(other)
+
+    abandoned: list[str] = []
+    engine = Engine(DoneMeanwhile(), ThreadWorld(), lease_type=Lease, holder="us")
+    for id in ("first", "second"):
+        engine.unfinished.note(Claim(id, Terms("a", "a", "us", TTL)))
+    drive(engine.close())
+    assert abandoned == ["first"]
 
 
 def test_a_few_tasks_abandon_whatever_a_mute_server_leaves() -> None:

@@ -43,7 +43,8 @@ async def close(engine: Engine, within: float | None = None) -> None:
         take_back(engine, claim)
         engine.unfinished.note(claim)
     for claim in engine.unfinished.claims:
-        await _abandon(engine, claim, until)
+        if claim in engine.unfinished:  # else a worker has abandoned it meanwhile
+            await _abandon(engine, claim, until)
     await engine.on_lost.all_called(REPORT_WITHIN_S)
     await engine.background.all_emitted(REPORT_WITHIN_S)
     engine.keeper.loop.close()  # again: it has watched for silence until now

@@ -37,6 +37,9 @@ class Unfinished:
     def __bool__(self) -> bool:
         return bool(self._pending)
 
+    def __contains__(self, claim: Claim) -> bool:
+        return claim.id in self._pending
+
     @property
     def claims(self) -> list[Claim]:
         """All of them, also those that a worker has taken."""
