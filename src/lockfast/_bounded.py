@@ -5,6 +5,7 @@ Decides: which entry makes room for a new one.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TypeVar
 
 K = TypeVar("K")
@@ -40,5 +41,6 @@ class BoundedDict(dict[K, V]):
 
     def __setitem__(self, key: K, value: V, /) -> None:
         if len(self) >= self._most and key not in self:
-            self.pop(next(iter(self)), None)
+            with suppress(StopIteration, RuntimeError):  # another thread is about it too
+                self.pop(next(iter(self)), None)
         super().__setitem__(key, value)

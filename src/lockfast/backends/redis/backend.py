@@ -37,6 +37,9 @@ from lockfast.errors import BackendUnavailable, LimitMismatch
 
 MIN_WITHIN_S: Final = 0.01
 MAX_IN_DOUBT: Final = 10_000  # claims
+# What an abandon says of earlier requests of its claim, see abandon.lua; 0 if nothing is known of them:
+IN_DOUBT: Final = 1
+IN_ORDER: Final = 2
 MAX_CONTENDED: Final = 4096  # names
 MAX_INSPECTED_AT_ONCE: Final = 500  # names
 
@@ -46,8 +49,8 @@ class RedisBackend:
 
     def __init__(self, driver: RedisDriver) -> None:
         self._driver = driver
-        self._in_doubt = BoundedSet[str](MAX_IN_DOUBT)  # claims with an unanswered request, which may still arrive
-        self._interrupted = BoundedDict[str, float](MAX_IN_DOUBT)  # since when they may have one
+        self._unanswered = BoundedDict[str, float](MAX_IN_DOUBT)  # by claim: since when a request of it is
+        self._abandoned = BoundedDict[str, float](MAX_IN_DOUBT)  # by claim: when that was last asked for, and answered
         self._contended = BoundedSet[str](MAX_CONTENDED)  # keys that others held or wanted too: no quick script there
 
     def _now(self) -> tuple[bytes, ...]:
@@ -80,18 +83,26 @@ class RedisBackend:
             raise
         except BackendUnavailable as error:
             if error.sent:
-                self._in_doubt.add(id)
+                self._note_unanswered(id, started)
             raise
         except BaseException:  # cancelled or interrupted
-            self._interrupted[id] = min(started, self._interrupted.get(id, started))
+            self._note_unanswered(id, started)
             raise
+
+    def _note_unanswered(self, id: str, since: float) -> None:
+        self._unanswered[id] = min(since, self._unanswered.get(id, since))
 
     def _is_in_doubt(self, claim: Claim) -> bool:
         """Whether an unanswered request of it may arrive after the one that is sent now."""
-        if claim.id in self._in_doubt:
-            return True
-        since = self._interrupted.get(claim.id)
-        return since is not None and not self._driver.keeps_order(since)
+        return self._doubt(claim.id) == IN_DOUBT
+
+    def _doubt(self, id: str) -> int:
+        since = self._unanswered.get(id, self._abandoned.get(id))
+        if since is None:
+            return 0
+        if self._driver.keeps_order(since):
+            return IN_ORDER
+        return IN_DOUBT if id in self._unanswered else 0
 
     async def _acquire_or_wait(self, claim: Claim, enqueue: bool, until: float) -> Grant | Busy:
         """The full script, for a key that is or may be contended."""
@@ -178,17 +189,17 @@ class RedisBackend:
             raise damaged_lock(name, self, replies.damage(answer))
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
-        in_doubt = int(self._is_in_doubt(claim))
+        started = boot_now()
         abandon, keys = script("abandon"), keys_of(claim.terms.key)
-        request = call(abandon, keys, (claim.id, in_doubt, *self._now()))
-        if in_doubt or claim.id in self._interrupted:
+        request = call(abandon, keys, (claim.id, self._doubt(claim.id), *self._now()))
+        if claim.id in self._unanswered:
             request = whole(abandon, request)  # no client may be left to read that the server lacks the script
         try:
             await self._driver.run(abandon, keys[0], request, within)
-            self._in_doubt.discard(claim.id)
-            self._interrupted.pop(claim.id, None)
+            self._unanswered.pop(claim.id, None)
+            self._abandoned[claim.id] = started
         except BackendUnavailable:
-            self._in_doubt.add(claim.id)  # it is repeated on another connection, and may overtake an earlier request
+            self._note_unanswered(claim.id, started)  # repeated on another connection, it may overtake this one
             raise
         finally:
             self._driver.wakeups.forget(claim)

@@ -65,14 +65,14 @@ class RedisNode(RedisBackend):
 
     def mark_in_doubt(self, id: str) -> None:
         """A request of this claim may still arrive, after the next one."""
-        self._in_doubt.add(id)
+        self._note_unanswered(id, boot_now())
 
     def is_in_doubt(self, id: str) -> bool:
-        return id in self._in_doubt
+        return id in self._unanswered
 
     def is_uncontended(self, claim: Claim) -> bool:
         """Whether the quick scripts are enough, as far as is known."""
-        return claim.terms.key not in self._contended and claim.id not in self._in_doubt
+        return claim.terms.key not in self._contended and claim.id not in self._unanswered
 
     def quick_vote(self, claim: Claim, fence: int) -> bytes:
         """The same request for every server: it votes if the name is free. Its reply is a fence or None."""
@@ -103,11 +103,12 @@ class RedisNode(RedisBackend):
         A claim that has to wait stands before all that have a higher `order`.
         """
         self._asked[claim.id] = fence, order
+        started = boot_now()
         try:
-            return await self._acquire_or_wait(claim, enqueue, boot_now() + within)
+            return await self._acquire_or_wait(claim, enqueue, started + within)
         except BackendUnavailable as error:
             if error.sent:
-                self._in_doubt.add(claim.id)
+                self._note_unanswered(claim.id, started)
             raise
         finally:
             self._asked.pop(claim.id, None)

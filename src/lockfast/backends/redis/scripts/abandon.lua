@@ -1,5 +1,5 @@
 -- KEYS  see library.lua
--- ARGV  1 claim   2 "1" if a request of it is in doubt   3 now, or nothing
+-- ARGV  1 claim   2 "1" if a request of it may arrive later, "2" if none can, "0" if that is not known   3 now, or nothing
 --       from Redlock, with 3 "" for nothing:   4 microseconds for which the tombstone stays at least
 local time = redis.call('TIME')
 local wall = time[1] * 1000000 + time[2]
@@ -25,7 +25,7 @@ if watched then
   changed = true
   if redis.call('EXISTS', KEYS[4]) == 0 then redis.call('DEL', KEYS[5]) end
 end
-if ARGV[2] == '1' or (not mine and not waiter and not watched) then
+if ARGV[2] == '1' or (ARGV[2] == '0' and not mine and not waiter and not watched) then
   -- A request of it may still arrive on another connection. The tombstone keeps it from taking effect.
   tombstones[id] = now + math.max(WAITERS_TTL_MS * 1000, tonumber(ARGV[4] or 0))
   count_number()

@@ -33,6 +33,8 @@ Connect = Callable[[int, float], Coroutine[Any, Any, None]]  # to one node, for 
 
 
 class AsyncioNodeConnection(AsyncioConnection):
+    used_since = math.inf  # nothing was sent on it before
+
     def put(self, pending: PendingReply, request: bytes, within: float) -> None:
         now = self._time()
         waiting: Any = pending  # it has all of a future that a connection needs
@@ -82,7 +84,10 @@ class AsyncioFanout:
         self.node_timeout = node_timeout
         self.now = boot_now
         self.wakeups = QuorumWaiters(clock)
-        self.node_connections = tuple(NodeConnections(self.wakeups, member) for member in members)
+        self.node_connections = tuple(
+            NodeConnections(self.wakeups, member, partial(self._keeps_order, node))
+            for node, member in enumerate(members)
+        )
         self._clean_ups = CleanUps(self.members, self._retry_soon)
         self.retry_later = self._clean_ups.add
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -233,8 +238,13 @@ class AsyncioFanout:
         await connection.connect(within)
         if self._closed:
             connection.close()
+        connection.used_since = boot_now()
         self._connections[node] = connection
         self._clean_ups.start(node, self, within)
+
+    def _keeps_order(self, node: int, since: float) -> bool:
+        connection = self._connections[node]
+        return connection is not None and connection.alive and connection.used_since < since
 
     async def _listen(self, node: int, within: float) -> None:
         wakeups = self.node_connections[node].node_wakeups

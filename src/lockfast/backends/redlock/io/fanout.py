@@ -116,9 +116,13 @@ class NodeWakeups:
 class NodeConnections:
     """The connections of one node, for its driver. Nothing is sent here: the round that runs the verb does."""
 
-    def __init__(self, wakeups: Wakeups, member: Member) -> None:
+    def __init__(
+        self, wakeups: Wakeups, member: Member, keeps_order: Callable[[float], bool] = lambda since: False
+    ) -> None:
+        """`keeps_order`: whether the next request arrives after all that were sent since that moment."""
         self.node_wakeups = NodeWakeups(wakeups)
         self._member = member
+        self._keeps_order = keeps_order
 
     @property
     def wakeups(self) -> Wakeups:
@@ -148,7 +152,7 @@ class NodeConnections:
         return self.node_wakeups.expect(claim)
 
     def keeps_order(self, address: Address | None, since: float) -> bool:
-        return False
+        return self._keeps_order(since)
 
     def drop(self, address: Address | None) -> None:
         self._member.failed()
