@@ -127,6 +127,34 @@ class Silent:
     def retry_later(self, node: int, claim: str, verb: Any, until: float) -> None: ...
 
 
+class WithASlowServer(Silent):
+    """The last server answers when the others have settled it; what goes on in the background waits for `catch_up`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._after: list[Callable[[], None]] = []
+
+    async def ask(self, verbs: Sequence[Any], enough: Any, *, within: float, **how: Any) -> list[Any]:
+        settled, late = how.get("settled"), how.get("late")
+        if settled is None or late is None:
+            return await super().ask(verbs, enough, within=within, **how)
+        *first, last = verbs
+        results = [*await super().ask(first, enough, within=within), PENDING]
+        if not settled(results):
+            results[-1] = run_to_end(last)
+        else:
+            self._after.append(lambda: late(len(first), run_to_end(last)))
+        return results
+
+    def retry_later(self, node: int, claim: str, verb: Any, until: float) -> None:
+        self._after.append(lambda: run_to_end(verb()))
+
+    def catch_up(self) -> None:
+        """All that goes on in the background ends now."""
+        while self._after:
+            self._after.pop(0)()
+
+
 class Stage:
     def __init__(self, size: int = 3) -> None:
         self.servers: list[Any] = [Server() for _ in range(size)]
@@ -377,6 +405,66 @@ def test_a_vote_of_a_server_that_restarted_takes_the_place_of_none_and_is_not_as
     assert not run_to_end(stage.servers[2].inspect("x", within=WITHIN)).locked
 
 
+def with_a_slow_server(client: QuorumBackend) -> WithASlowServer:
+    fanout: Any = WithASlowServer()
+    client._fanout = client._quorum.fanout = client._renewals._fanout = fanout
+    return fanout  # type: ignore[no-any-return]
+
+
+def test_a_renewal_restores_what_a_server_lost_that_answers_after_the_majority() -> None:
+    stage = Stage()
+    client = stage.client(100)
+    fence = granted(client, "a")
+    fanout = with_a_slow_server(client)
+    stage.servers[2].forget()
+    assert renewed(client, "a", fence)
+    fanout.catch_up()
+    assert [holder.fence for holder in run_to_end(stage.servers[2].inspect("x", within=WITHIN)).holders] == [fence]
+
+
+def test_a_lease_that_a_late_release_kept_from_one_vote_survives_a_server_that_is_emptied_after_a_renewal() -> None:
+    """The previous holder's release reaches the last server when the next claim holds at the others."""
+    stage = Stage()
+    client = stage.client(100)
+    assert granted(client, "a")
+    for server in stage.servers[:2]:
+        run_to_end(server.release(claim("a"), linger=0.0, within=WITHIN))
+    fence = granted(client, "b")
+    run_to_end(stage.servers[2].release(claim("a"), linger=0.0, within=WITHIN))
+    fanout = with_a_slow_server(client)
+    assert renewed(client, "b", fence)
+    fanout.catch_up()
+    stage.servers[0].forget()
+    assert renewed(client, "b", fence)
+    fanout.catch_up()
+
+
+def test_a_vote_that_is_asked_for_in_the_background_does_not_come_back_after_the_release() -> None:
+    stage = Stage()
+    client = stage.client(100)
+    fence = granted(client, "a")
+    fanout = with_a_slow_server(client)
+    stage.servers[2].forget()
+    assert renewed(client, "a", fence)
+    client._renewals.end(claim("a"))  # as the release does
+    fanout.catch_up()
+    assert not run_to_end(stage.servers[2].inspect("x", within=WITHIN)).locked
+
+
+def test_a_repair_whose_answer_is_lost_while_the_lease_is_released_is_cleaned_up() -> None:
+    stage = Stage()
+    client = stage.client(100)
+    fence = granted(client, "a")
+    stage.servers[2].forget()
+    cleaned: list[tuple[int, str]] = []
+    fanout: Any = client._fanout
+    fanout.retry_later = lambda node, claim, verb, until: cleaned.append((node, claim))
+    stage.servers[2].loses_replies = True
+    stage.servers[2].mark_in_doubt = lambda id: client._renewals.end(claim(id))  # the release comes just now
+    assert renewed(client, "a", fence)
+    assert cleaned == [(2, "a")]
+
+
 def test_a_release_counts_a_vote_that_only_a_renewal_got() -> None:
     stage = Stage()
     client = stage.client(100)
@@ -487,7 +575,6 @@ def test_a_hold_that_is_broken_while_it_is_renewed_is_not_repaired() -> None:
             stage.down()
 
     fanout.before_each = break_before_the_repair
-    client._renewals._number = -1  # so that this renewal waits for all servers
     renewed(client, "a", fence)
     assert rounds == 2
     assert renewed(client, "a", fence) is False

@@ -7,17 +7,18 @@ Leaves to `tally`: what the servers' answers mean together.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from lockfast._bounded import BoundedSet
 from lockfast._model import Claim, Grant, Renewal
-from lockfast.backends.redlock.io.fanout import has_answered
-from lockfast.backends.redlock.quorum import Node, Quorum, ignore
+from lockfast.backends.redlock.io.fanout import all_of_them, has_answered
+from lockfast.backends.redlock.quorum import Quorum, ignore
 from lockfast.backends.redlock.tally import answers, by_lease, kept
 from lockfast.errors import BackendUnavailable
 
-FULL_ROUND_EVERY: Final = 4  # one of so many renewals waits for the slowest server too: it may have lost what it held
 MAX_ENDED: Final = 10_000
+MAX_LATE_REPAIRS: Final = 100  # votes that one late answer shows to be missing, and that are asked for at once
 REPAIR_S: Final = 0.1  # for which a renewal asks servers again for the votes that they lost: its caller waits
 
 
@@ -25,7 +26,6 @@ class QuorumRenewals:
     def __init__(self, quorum: Quorum) -> None:
         self._quorum = quorum
         self._nodes, self._fanout = quorum.nodes, quorum.fanout
-        self._number = 0  # of renewals that there were
         self._ended: BoundedSet[str] = BoundedSet(MAX_ENDED)  # claims that were released or abandoned
 
     def end(self, claim: Claim) -> None:
@@ -33,16 +33,22 @@ class QuorumRenewals:
         self._ended.add(claim.id)
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> list[bool | None]:
-        self._number += 1
         longest = max(renewal.ttl for renewal in batch)  # `extend` may ask for more than the grant had
         self._quorum.longest_ttl = max(self._quorum.longest_ttl, longest)
-        wanted = len(self._nodes) if self._number % FULL_ROUND_EVERY == 0 else self._quorum.majority
+        asked_at = self._fanout.now()
+        known: Sequence[Any] = ()
 
-        def enough(results: Sequence[Any]) -> bool:
-            return answers(results) >= wanted and None not in self._kept(results, len(batch))
+        def settled(results: Sequence[Any]) -> bool:
+            nonlocal known
+            known = results  # later answers do not change it
+            return None not in self._kept(results, len(batch))
+
+        def late(number: int, answer: Any) -> None:
+            if has_answered(answer):
+                self._repair_later(number, self._missing_at(batch, known, answer), asked_at)
 
         verbs = [node.renew(batch, within=within) for node in self._nodes]
-        results = await self._fanout.ask(verbs, enough, within=within)
+        results = await self._fanout.ask(verbs, all_of_them, within=within, settled=settled, late=late)
         votes = by_lease(results, len(batch))
         lost = self._to_regain(batch, votes)
         if lost:
@@ -70,6 +76,21 @@ class QuorumRenewals:
                         lost.setdefault(number, []).append(renewal)
         return lost
 
+    def _missing_at(self, batch: Sequence[Renewal], results: Sequence[Any], answer: Sequence[Any]) -> list[Renewal]:
+        """The leases that a majority has, by these results, and the server of this answer has not."""
+        votes = by_lease(results, len(batch))
+        of_all = zip(batch, votes, answer, strict=True)
+        return [
+            renewal for renewal, each, here in of_all if here is False and each.count(True) >= self._quorum.majority
+        ]
+
+    def _repair_later(self, number: int, lost: Sequence[Renewal], asked_at: float) -> None:
+        """In the background, while the holder is certainly in time."""
+        for claim, ttl, fence in lost[:MAX_LATE_REPAIRS]:
+            again = Claim(claim.id, claim.terms._replace(ttl=ttl))
+            verb = partial(self._vote_again_for, number, again, fence, 1.0)
+            self._fanout.retry_later(number, claim.id, verb, asked_at + ttl / 2)
+
     def _kept(self, results: Sequence[Any], leases: int) -> list[bool | None]:
         return [kept(votes, len(self._nodes)) for votes in by_lease(results, leases)]
 
@@ -87,8 +108,8 @@ class QuorumRenewals:
         """A node lost holds, or never had them: it takes them again where it is free. By node: the claims it took."""
         until = self._fanout.now() + REPAIR_S
         verbs = [
-            self._vote_again(node, lost[number], until, within) if number in lost else None
-            for number, node in enumerate(self._nodes)
+            self._vote_again(number, lost[number], until, within) if number in lost else None
+            for number in range(len(self._nodes))
         ]
 
         def enough(results: Sequence[Any]) -> bool:
@@ -96,24 +117,27 @@ class QuorumRenewals:
 
         return await self._fanout.ask(verbs, enough, within=within, late=ignore)
 
-    async def _vote_again(self, node: Node, lost: Sequence[Renewal], until: float, within: float) -> set[str]:
+    async def _vote_again(self, number: int, lost: Sequence[Renewal], until: float, within: float) -> set[str]:
         """As often as there is time for; the rest comes with the next renewal."""
         regained = set()
-        for number, (claim, ttl, fence) in enumerate(lost):
-            if number and self._fanout.now() >= until:
+        for place, (claim, ttl, fence) in enumerate(lost):
+            if place and self._fanout.now() >= until:
                 break
-            if await self._vote_again_for(node, Claim(claim.id, claim.terms._replace(ttl=ttl)), fence, within):
+            if await self._vote_again_for(number, Claim(claim.id, claim.terms._replace(ttl=ttl)), fence, within):
                 regained.add(claim.id)
         return regained
 
-    async def _vote_again_for(self, node: Node, claim: Claim, fence: int, within: float) -> bool:
+    async def _vote_again_for(self, number: int, claim: Claim, fence: int, within: float) -> bool:
         """Whether the node has it now, with that fence."""
+        node = self._nodes[number]
         if claim.id in self._ended:
             return False
         try:
             answer = await node.vote(claim, fence=fence, order=fence, enqueue=False, within=within)
         except BaseException:
             node.mark_in_doubt(claim.id)  # it may still arrive, after the release
+            if claim.id in self._ended:  # which did not know that
+                self._quorum.clean_up_later(claim, number)
             raise
         has_it = isinstance(answer, Grant)
         if isinstance(answer, Grant) and answer.fence != fence:
