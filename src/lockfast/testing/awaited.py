@@ -8,17 +8,34 @@ from __future__ import annotations
 
 import builtins
 import sys
-from inspect import isawaitable
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
+from inspect import isawaitable, ismethod
+from typing import Any, cast
 
 from lockfast import aio, sync
+from lockfast._facades.primitives import AsyncCell, AsyncLimiter
 from lockfast._model import LockInfo
-from lockfast.testing.awaited_primitives import AwaitedPrimitives
+from lockfast.primitives.election import Leadership
 from lockfast.testing.faults import FaultyBackend
 
 
 async def _settle(answer: Any) -> Any:
     return await answer if isawaitable(answer) else answer
+
+
+class Awaited:
+    """A facade of which all methods are awaited in asyncio, such as a limiter or a cell."""
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.raw, name)
+
+        async def ask(*args: Any, **options: Any) -> Any:
+            return await _settle(found(*args, **options))
+
+        return ask if ismethod(found) else found
 
 
 class AwaitedLease:
@@ -78,17 +95,7 @@ class AwaitedLock:
 
     async def __aexit__(self, *exc: Any) -> None:
         raw = self.raw
-        if hasattr(raw, "__exit__"):
-            raw.__exit__(*exc)
-        else:
-            await raw.__aexit__(*exc)
-
-
-class AwaitedMultiLock(AwaitedLock):
-    @property
-    def names(self) -> tuple[str, ...]:
-        names: tuple[str, ...] = self.raw.names
-        return names
+        await _settle((raw.__exit__ if hasattr(raw, "__exit__") else raw.__aexit__)(*exc))
 
 
 class AwaitedRWLock:
@@ -102,7 +109,45 @@ class AwaitedRWLock:
         return AwaitedLock(self.raw.write())
 
 
-class AwaitedLocks(AwaitedPrimitives):
+class AwaitedElection(Awaited):
+    async def campaign(self, timeout: Any = None) -> AwaitedLease | None:
+        lease = await _settle(self.raw.campaign(timeout))
+        return None if lease is None else AwaitedLease(lease)
+
+    async def win(self) -> AwaitedLease:
+        """`campaign` where the story needs the lead to go on."""
+        lease = await self.campaign()
+        assert lease is not None, f"{self.raw!r} was not won"
+        return lease
+
+    def observe(self) -> AwaitedChanges:
+        return AwaitedChanges(self.raw.observe())
+
+    async def __aenter__(self) -> AwaitedLease:
+        raw = self.raw
+        return AwaitedLease(raw.__enter__() if hasattr(raw, "__enter__") else await raw.__aenter__())
+
+    async def __aexit__(self, *exc: Any) -> None:
+        raw = self.raw
+        await _settle((raw.__exit__ if hasattr(raw, "__exit__") else raw.__aexit__)(*exc))
+
+
+class AwaitedChanges:
+    """What `observe()` of an election gave."""
+
+    def __init__(self, raw: Iterator[Leadership] | AsyncIterator[Leadership]) -> None:
+        self.raw = raw
+
+    async def next(self) -> Leadership | None:
+        """The next change; None when there will be no more."""
+        return next(self.raw, None) if isinstance(self.raw, Iterator) else await anext(self.raw, None)
+
+    async def close(self) -> None:
+        raw: Any = self.raw
+        await _settle(raw.aclose() if hasattr(raw, "aclose") else raw.close())
+
+
+class AwaitedLocks:
     """The `Locks` of either world, and the faults of its backend."""
 
     def __init__(self, raw: sync.Locks | aio.AsyncLocks, faults: FaultyBackend) -> None:
@@ -122,8 +167,17 @@ class AwaitedLocks(AwaitedPrimitives):
     def rwlock(self, name: str, **options: Any) -> AwaitedRWLock:
         return AwaitedRWLock(self.raw.rwlock(name, **options))
 
-    def all(self, *names: Any, **options: Any) -> AwaitedMultiLock:
-        return AwaitedMultiLock(self.raw.all(*names, **options))
+    def all(self, *names: Any, **options: Any) -> AwaitedLock:
+        return AwaitedLock(self.raw.all(*names, **options))
+
+    def election(self, name: str, **options: Any) -> AwaitedElection:
+        return AwaitedElection(self.raw.election(name, **options))
+
+    def limiter(self, name: str, **options: Any) -> AsyncLimiter:
+        return cast(AsyncLimiter, Awaited(self.raw.limiter(name, **options)))
+
+    def cell(self, name: str) -> AsyncCell:
+        return cast(AsyncCell, Awaited(self.raw.cell(name)))
 
     async def inspect(self, name: str) -> LockInfo:
         info: LockInfo = await _settle(self.raw.inspect(name))

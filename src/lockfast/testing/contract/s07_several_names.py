@@ -46,7 +46,7 @@ class SeveralNames(Promise, about="engine"):
 
     async def test_names_are_taken_in_one_order_however_they_are_given(self, stage: Stage) -> None:
         locks = stage.locks()
-        assert locks.all("c", "a", "b").names == locks.all("b", "c", "a").names == ("a", "b", "c")
+        assert locks.all("c", "a", "b").raw.names == locks.all("b", "c", "a").raw.names == ("a", "b", "c")
         holder = await stage.locks().lock("a").take()
         waiter = stage.start(locks.all("c", "b", "a").take())
         await stage.queue("a", 1)

@@ -13,8 +13,7 @@ import pytest
 from lockfast._model import Grant
 from lockfast._reentry import run_to_end
 from lockfast.errors import AcquireTimeout, LeaseLost, LockError, NotHeld
-from lockfast.testing.awaited import AwaitedLocks
-from lockfast.testing.awaited_primitives import AwaitedElection
+from lockfast.testing.awaited import AwaitedElection, AwaitedLocks
 from lockfast.testing.contract.story import Promise, about, needs
 from lockfast.testing.faults import ALWAYS
 from lockfast.testing.stage import Actor, Stage

@@ -12,8 +12,7 @@ import pytest
 
 from lockfast._model import MAX_POLL_S, PRESENCE_S, Grant
 from lockfast.errors import LockError
-from lockfast.testing.awaited import AwaitedLocks
-from lockfast.testing.awaited_primitives import AwaitedChanges
+from lockfast.testing.awaited import AwaitedChanges, AwaitedLocks
 from lockfast.testing.contract.s09_elections import candidates, line_up
 from lockfast.testing.contract.story import Promise, needs
 from lockfast.testing.stage import Actor, Stage

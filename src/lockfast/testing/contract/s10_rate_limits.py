@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from lockfast._facades.primitives import AsyncLimiter
 from lockfast.errors import BackendUnavailable, LockError
 from lockfast.primitives.limiter import rate_of
 from lockfast.primitives.names import qualify
 from lockfast.testing.awaited import AwaitedLocks
-from lockfast.testing.awaited_primitives import AwaitedLimiter
 from lockfast.testing.clock import FakeClock
 from lockfast.testing.contract.story import Promise, about
 from lockfast.testing.faults import ALWAYS
@@ -36,7 +36,7 @@ BAD: dict[str, dict[str, Any]] = {
 }
 
 
-def api(locks: AwaitedLocks, **options: Any) -> AwaitedLimiter:
+def api(locks: AwaitedLocks, **options: Any) -> AsyncLimiter:
     return locks.limiter("api", **({"rate": 1, "per": 7} | options))
 
 

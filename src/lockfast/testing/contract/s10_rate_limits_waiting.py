@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from lockfast._facades.primitives import AsyncLimiter
 from lockfast._time import pause_before_retry
 from lockfast._values import NS_PER_S, Rate
 from lockfast.primitives.locks import TURN_TTL_S
 from lockfast.primitives.names import aside, qualify
-from lockfast.testing.awaited_primitives import AwaitedLimiter
 from lockfast.testing.contract.s10_rate_limits import api, sleeps_until
 from lockfast.testing.contract.story import Promise, about, needs
 from lockfast.testing.faults import ALWAYS
@@ -176,7 +176,7 @@ async def _waiters(stage: Stage, number: int, order: list[int]) -> list[Actor[An
     """So many, each with a client of its own, in that order; the first one has its turn."""
     at = stage.clock.now() + 7
 
-    async def wait(limiter: AwaitedLimiter, number: int) -> Any:
+    async def wait(limiter: AsyncLimiter, number: int) -> Any:
         answer = await limiter.acquire()
         order.append(number)
         return answer

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from lockfast._facades.primitives import AsyncCell
 from lockfast._reentry import run_to_end
 from lockfast._time import full_jitter
 from lockfast.errors import BackendUnavailable, Conflict, LockError, StaleFence
 from lockfast.primitives.cell import MAX_VALUE_CHARS
-from lockfast.testing.awaited_primitives import AwaitedCell
 from lockfast.testing.contract.story import Promise, about, needs
 from lockfast.testing.faults import ALWAYS
 from lockfast.testing.stage import Stage
@@ -216,7 +216,7 @@ class OptimisticCells(Promise, about="store", needs=("cell",)):
         assert await stage.locks().cell("count").update(change) == (1, 1)
 
     async def test_many_clients_increments_are_all_counted(self, stage: Stage) -> None:
-        async def work(cell: AwaitedCell) -> None:
+        async def work(cell: AsyncCell) -> None:
             for _ in range(8):
                 await cell.update(lambda value: (value or 0) + 1)
 
@@ -337,7 +337,7 @@ class OptimisticCells(Promise, about="store", needs=("cell",)):
             await stage.finish(locks.cell("page").write("a", if_version=0))
 
 
-def _meddling(stage: Stage, other: AwaitedCell, seen: list[int], times: float = ALWAYS) -> Callable[[Any], Any]:
+def _meddling(stage: Stage, other: AsyncCell, seen: list[int], times: float = ALWAYS) -> Callable[[Any], Any]:
     """Adds one; but while it does, the first so many times, another client writes another number."""
 
     async def change(value: int | None) -> int:
