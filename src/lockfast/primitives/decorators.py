@@ -64,44 +64,18 @@ class _DecoratedCall(NamedTuple):
         return args, {**kwargs, self.lease_as: lease}
 
 
-def locked(
-    make_lock: Callable[..., Any],
-    template: str,
-    lease_as: str | None,
-    options: Mapping[str, Any],
-    *,
-    skip: bool = False,
-    default: Any = None,
-) -> Decorate:
-    """For functions and generators of the blocking world."""
-
-    def wrap_of(function: Callable[..., Any]) -> Wrap:
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-            raise TypeError(f"{_shown(function)} is asynchronous; decorate it with the locks of lockfast.aio")
-        return _generator if inspect.isgeneratorfunction(function) else _function
-
-    return _decorator(wrap_of, make_lock, template, lease_as, options, skip, default)
+def _blocking_wrap(function: Callable[..., Any]) -> Wrap:
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(f"{_shown(function)} is asynchronous; decorate it with the locks of lockfast.aio")
+    return _generator if inspect.isgeneratorfunction(function) else _function
 
 
-def async_locked(
-    make_lock: Callable[..., Any],
-    template: str,
-    lease_as: str | None,
-    options: Mapping[str, Any],
-    *,
-    skip: bool = False,
-    default: Any = None,
-) -> Decorate:
-    """For coroutine functions and async generators."""
-
-    def wrap_of(function: Callable[..., Any]) -> Wrap:
-        if inspect.isasyncgenfunction(function):
-            return _async_generator
-        if not inspect.iscoroutinefunction(function):
-            raise TypeError(f"{_shown(function)} is not asynchronous; decorate it with the locks of lockfast.connect()")
-        return _coroutine_function
-
-    return _decorator(wrap_of, make_lock, template, lease_as, options, skip, default)
+def _async_wrap(function: Callable[..., Any]) -> Wrap:
+    if inspect.isasyncgenfunction(function):
+        return _async_generator
+    if not inspect.iscoroutinefunction(function):
+        raise TypeError(f"{_shown(function)} is not asynchronous; decorate it with the locks of lockfast.connect()")
+    return _coroutine_function
 
 
 def _decorator(
@@ -110,8 +84,9 @@ def _decorator(
     template: str,
     lease_as: str | None,
     options: Mapping[str, Any],
-    skip: bool,
-    default: Any,
+    *,
+    skip: bool = False,
+    default: Any = None,
 ) -> Decorate:
     _refuse_unknown(options, make_lock)
     if skip and options.get("wait", 0) != 0:
@@ -133,6 +108,10 @@ def _decorator(
         return functools.wraps(function)(wrap(plan))
 
     return decorate
+
+
+locked = functools.partial(_decorator, _blocking_wrap)
+async_locked = functools.partial(_decorator, _async_wrap)
 
 
 # The four kinds. `inside` separates a timeout of the lock from one that the body raises, which is never swallowed.
