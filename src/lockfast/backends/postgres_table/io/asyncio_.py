@@ -17,11 +17,11 @@ from lockfast._refusals import closed_driver
 from lockfast._worlds import Clock
 from lockfast._worlds.asyncio_ import background_task, end_tasks
 from lockfast.backends.connecting.single_flight import SingleFlight
-from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, conninfo
+from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.refusals import Broken, RolledBack, copy_of, no_connection, unavailable
 from lockfast.backends.postgres.io.resolver import Names, not_found, shares
 from lockfast.backends.postgres.io.stepping_asyncio import run
-from lockfast.backends.postgres.io.wire import Steps, connect
+from lockfast.backends.postgres.io.wire import Steps
 from lockfast.backends.postgres_table.io.batching import (
     CLEAN_UP_WITHIN_S,
     LISTEN_AGAIN_AFTER_S,
@@ -55,6 +55,7 @@ from lockfast.backends.postgres_table.io.session import (
     echo,
     is_suspect,
     listen,
+    open_session,
     probe_within,
     register,
     warn_cannot_listen,
@@ -325,21 +326,12 @@ class AsyncioPostgres:
             for one, end in shares(self.endpoint.in_order(found), last, now):
                 try:
                     async with asyncio.timeout_at(end):
-                        session = await self._connect_to(conninfo(one), version)
+                        session: TableSession = await run(open_session(self.endpoint, one, version))
                     self.endpoint.remember(one)
                     return session
                 except (TimeoutError, Broken, RolledBack) as reason:
                     reasons.append(reason)
         raise no_connection(self.endpoint, reasons, sent=False)
-
-    async def _connect_to(self, where: bytes, version: int) -> TableSession:
-        session = TableSession(await run(connect(where)), self.endpoint)
-        try:
-            await run(session.set_up(version))
-        except BaseException:
-            session.close()
-            raise
-        return session
 
     # Wake-ups
 

@@ -17,11 +17,10 @@ from lockfast._refusals import closed_driver
 from lockfast._time import boot_now
 from lockfast._worlds import Clock
 from lockfast.backends.connecting.turns import in_turn
-from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, conninfo
+from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.refusals import Broken, RolledBack, no_connection, unavailable
 from lockfast.backends.postgres.io.resolver import Names, each_address
 from lockfast.backends.postgres.io.stepping import Late, run
-from lockfast.backends.postgres.io.wire import connect
 from lockfast.backends.postgres_table.io.batching import (
     CLEAN_UP_WITHIN_S,
     LISTEN_AGAIN_AFTER_S,
@@ -55,6 +54,7 @@ from lockfast.backends.postgres_table.io.session import (
     echo,
     is_suspect,
     listen,
+    open_session,
     probe_within,
     register,
     warn_cannot_listen,
@@ -286,21 +286,12 @@ class BlockingPostgres:
         reasons: list[Exception] = []
         for params, end in each_address(self._names, self.endpoint, until, reasons):
             try:
-                session = self._connect_to(conninfo(params), end, version)
+                session: TableSession = run(open_session(self.endpoint, params, version), end)
                 self.endpoint.remember(params)
                 return session
             except (Late, Broken, RolledBack) as reason:
                 reasons.append(reason)
         raise no_connection(self.endpoint, reasons, sent=False)
-
-    def _connect_to(self, where: bytes, until: float, version: int) -> TableSession:
-        session = TableSession(run(connect(where), until), self.endpoint)
-        try:
-            run(session.set_up(version), until)
-        except BaseException:
-            session.close()
-            raise
-        return session
 
     # Wake-ups
 

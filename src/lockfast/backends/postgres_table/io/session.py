@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import psycopg
 from psycopg import pq
 
 from lockfast._time import boot_now
-from lockfast.backends.postgres.io.endpoint import SAFE_PATH, PostgresEndpoint
+from lockfast.backends.postgres.io.endpoint import SAFE_PATH, PostgresEndpoint, conninfo
 from lockfast.backends.postgres.io.refusals import (
     Broken,
     StatementRefused,
@@ -28,7 +28,7 @@ from lockfast.backends.postgres.io.refusals import (
     refusal,
     unavailable,
 )
-from lockfast.backends.postgres.io.wire import Steps, last_result
+from lockfast.backends.postgres.io.wire import Steps, connect, last_result
 from lockfast.errors import BackendUnavailable
 
 _logger = logging.getLogger("lockfast")
@@ -210,6 +210,17 @@ class TableSession:
 
     def close(self) -> None:
         self.pg.finish()
+
+
+def open_session(endpoint: PostgresEndpoint, params: Mapping[str, str], version: int) -> Steps:
+    """A session that is connected and set up. Raises as `connect` and `set_up` do; then it is closed."""
+    session = TableSession((yield from connect(conninfo(params))), endpoint)
+    try:
+        yield from session.set_up(version)
+    except BaseException:
+        session.close()
+        raise
+    return session
 
 
 # Wake-ups
