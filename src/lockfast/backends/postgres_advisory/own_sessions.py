@@ -157,7 +157,7 @@ class OwnSessions:
     def granted(self, hold: AdvisoryHold, rows: Rows) -> None:
         """It is held in its own session, which counts no longer as one that waits."""
         hold.granted(rows[0][0] or b"0")
-        self._sessions.mark_holding(hold.session)
+        hold.session.holds = True
         self.wake_unqueued()
 
     def leave_session(self, hold: AdvisoryHold) -> None:

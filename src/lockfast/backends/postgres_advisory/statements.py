@@ -50,7 +50,7 @@ CALLED: Final = "coalesce(a.application_name, 'prepared transaction ' || l.gid)"
 _INSPECT: Final = f"""
 SELECT l.owner, l.classid, l.objid, l.objsubid, l.mode, l.granted, {CALLED}, host(a.client_addr),
        extract(epoch FROM a.backend_start), CASE WHEN l.pid IS NULL THEN 'prepared' ELSE a.state END,
-       extract(epoch FROM l.waitstart), extract(epoch FROM coalesce(a.xact_start, l.prepared)), a.client_port
+       extract(epoch FROM coalesce(a.xact_start, l.prepared)), a.client_port
 FROM {OWNED_LOCKS} WHERE true
 """
 _OF_KEY: Final = """
@@ -106,7 +106,6 @@ class PgLock(NamedTuple):
     client: str
     connected: float  # seconds since the epoch
     state: str
-    waits_since: float  # 0 if it does not wait
     began: float  # its transaction; 0 if it has none, or the server does not show it to this role
     tags: tuple[tuple[int, int], ...]  # of all locks that the session holds: tag and second
 
@@ -148,10 +147,9 @@ def _seen(row: list[bytes | None], tags: tuple[tuple[int, int], ...]) -> PgLock:
         shared=text[4] == "ShareLock",
         granted=text[5] == "t",
         application=text[6],
-        client=text[7] or ("local" if text[12] == "-1" else ""),
+        client=text[7] or ("local" if text[11] == "-1" else ""),
         connected=float(text[8] or 0),
         state=text[9],
-        waits_since=float(text[10] or 0),
-        began=float(text[11] or 0),
+        began=float(text[10] or 0),
         tags=tags,
     )

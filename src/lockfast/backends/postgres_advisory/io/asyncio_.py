@@ -100,8 +100,8 @@ class AsyncioSessions:
         self._dialling = SingleFlight[AsyncioAdvisorySession]("lockfast-dial")
         self._opened: weakref.WeakSet[AsyncioAdvisorySession] = weakref.WeakSet()
         self._idle: list[AsyncioAdvisorySession] = []
-        self._dedicated = 0  # sessions of `dedicated` that are in use or being opened
-        self._holding = 0  # those of them that hold a lock
+        self._dedicated: set[AsyncioAdvisorySession] = set()  # those of `dedicated` that are in use
+        self._opening = 0  # those that are to be
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None  # there is one while a session is idle
 
@@ -155,28 +155,26 @@ class AsyncioSessions:
 
     async def dedicated(self, within: float, *, beside: bool = False) -> AdvisorySession | None:
         self._belong_here()
-        waiting = self.endpoint.waiting
-        waits = self._dedicated - self._holding
-        if self._dedicated >= max_sessions(self.endpoint) or (waits >= waiting and not beside):
+        waits = self._opening + sum(not session.holds for session in self._dedicated)
+        if self._opening + len(self._dedicated) >= max_sessions(self.endpoint):
             return None
-        self._dedicated += 1
+        if waits >= self.endpoint.waiting and not beside:
+            return None
         if self._idle:
-            return self._idle.pop()
-        try:
-            return await self._dial(within)
-        except BaseException:
-            self._dedicated -= 1
-            raise
+            session = self._idle.pop()
+        else:
+            self._opening += 1
+            try:
+                session = await self._dial(within)
+            finally:
+                self._opening -= 1
+        self._dedicated.add(session)
+        return session
 
-    def mark_holding(self, session: AdvisorySession) -> None:
-        self._holding += not session.holds
-        session.holds = True
-
-    def give_back(self, session: AdvisorySession) -> bool:
+    def give_back(self, session: AdvisorySession) -> None:
         assert isinstance(session, AsyncioAdvisorySession)
         session.idle_since = boot_now()
-        self._dedicated -= 1
-        self._holding -= session.holds
+        self._dedicated.discard(session)
         session.holds = False
         keep = session.alive and not self._closed
         if keep:
@@ -185,7 +183,6 @@ class AsyncioSessions:
                 self._timer = session.loop.call_later(MAX_IDLE_S, self._close_idle_sessions)
         else:
             session.end(ConnectionAbortedError("closed"))
-        return keep
 
     def _close_idle_sessions(self) -> None:
         self._timer = None

@@ -124,10 +124,7 @@ class BlockingSessions:
             self._dedicated.discard(opening)
         return session
 
-    def mark_holding(self, session: AdvisorySession) -> None:
-        session.holds = True
-
-    def give_back(self, session: AdvisorySession) -> bool:
+    def give_back(self, session: AdvisorySession) -> None:
         assert isinstance(session, WatchedSession)
         session.idle_since = boot_now()
         with self._mutex:
@@ -138,7 +135,6 @@ class BlockingSessions:
                 self._idle.append(session)
         if not keep:
             _end(session)
-        return keep
 
     def _close_idle_sessions(self) -> None:
         """Called now and then by the thread that watches."""

@@ -57,12 +57,8 @@ class Sessions(Protocol):
         """A session for one claim; None if as many wait as may. `beside` these, see `max_sessions`."""
         ...
 
-    def mark_holding(self, session: AdvisorySession) -> None:
-        """A lock is held in that session: it does not count as one that waits any more."""
-        ...
-
-    def give_back(self, session: AdvisorySession) -> bool:
-        """It holds nothing, and nothing is in flight. False if it was closed."""
+    def give_back(self, session: AdvisorySession) -> None:
+        """It holds nothing, and nothing is in flight."""
         ...
 
     async def execute(self, session: AdvisorySession, statement: PendingStatement, within: float) -> Rows:

@@ -150,7 +150,7 @@ class AdvisorySession:
         self.in_flight: PendingStatement | None = None
         self.idle_since = 0.0
         self.retired = False  # it was the main session, and fell silent
-        self.holds = False  # a lock that was acquired there; changed by `Sessions` alone
+        self.holds = False  # a lock that was acquired there: then it does not count as one that waits
         self.keeps(KEPT_S)
         self.proven_at = 0.0  # when the last statement that was answered was sent
         self.named = pgconn.parameter_status(b"application_name") != b"lockfast"
