@@ -101,7 +101,7 @@ def compete(way: str, url: str, waiters: int, seconds: float) -> Stretch:
 def connections(url: str, waiters: int) -> int:
     """How many one `Locks` has, while that many threads wait for one lock."""
     ours = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'waits'"
-    with lockfast.connect(url) as other, psycopg.connect(url, autocommit=True) as looks:
+    with lockfast.connect(url) as other, psycopg.connect(url, autocommit=True) as observer:
         with lockfast.connect(f"{url}?application_name=waits") as locks:
 
             def wait() -> None:
@@ -114,7 +114,7 @@ def connections(url: str, waiters: int) -> int:
                     thread.start()
                 while other.inspect("waited for").waiters < waiters:
                     time.sleep(0.01)
-                (found,) = looks.execute(ours.encode()).fetchone() or (0,)
+                (found,) = observer.execute(ours.encode()).fetchone() or (0,)
             for thread in competitors:
                 thread.join()
             return int(found)

@@ -29,7 +29,7 @@ from lockfast._model import GRACE_S, poll_after
 from lockfast._time import boot_now
 
 WAIT_S = 0.3  # seconds
-LATE = poll_after(0) + GRACE_S  # seconds: what the first in line may have to wait when it was not woken
+LATE = poll_after(0) + GRACE_S  # seconds: what the first in the queue may have to wait when it was not woken
 Try = Callable[[], float]  # seconds
 
 
@@ -103,7 +103,7 @@ def _stands_still(server: Server | PostgresServer, url: str) -> Try:
     return once
 
 
-def _in_line(server: Server | PostgresServer, url: str) -> Try:
+def _in_queue(server: Server | PostgresServer, url: str) -> Try:
     def once() -> float:
         with _ready(url) as locks, _ready(url) as holder, holder.lock("z"):
             taken: list[float] = []
@@ -118,34 +118,36 @@ def _in_line(server: Server | PostgresServer, url: str) -> Try:
     return once
 
 
-def _woken(direct: str, by_wire: str, wire: Proxy, lost: bytes = b"") -> Try:
+def _woken(direct: str, by_proxy: str, proxy: Proxy, lost: bytes = b"") -> Try:
     def once() -> float:
-        with _ready(direct) as holder, _ready(by_wire) as waiter:
-            return _handed_over(holder, waiter, lambda: wire.swallow(lost) if lost else None)
+        with _ready(direct) as holder, _ready(by_proxy) as waiter:
+            return _handed_over(holder, waiter, lambda: proxy.swallow(lost) if lost else None)
 
     return once
 
 
 def _redis(tries: int) -> list[Finding]:
-    with Server() as server, Proxy(server) as wire:
+    with Server() as server, Proxy(server) as proxy:
         return [
             _best("Redis stands still: over `wait`", _stands_still(server, server.url), tries, 0.05),
-            _best("Redis stands still: over `wait`, in line", _in_line(server, server.url), tries, 0.05),
-            _best("Redis: woken after", _woken(server.url, wire.url, wire), tries, 0.05),
-            _best("Redis: a lost wake-up costs", _woken(server.url, wire.url, wire, b"$7\r\nmessage\r\n"), tries, LATE),
+            _best("Redis stands still: over `wait`, in the queue", _in_queue(server, server.url), tries, 0.05),
+            _best("Redis: woken after", _woken(server.url, proxy.url, proxy), tries, 0.05),
+            _best(
+                "Redis: a lost wake-up costs", _woken(server.url, proxy.url, proxy, b"$7\r\nmessage\r\n"), tries, LATE
+            ),
         ]
 
 
 def _postgres(tries: int) -> list[Finding]:
-    with PostgresServer() as server, Proxy(server) as wire:  # type: ignore[arg-type]
+    with PostgresServer() as server, Proxy(server) as proxy:  # type: ignore[arg-type]
         empty_table(server.url)
-        by_wire = f"postgresql://{USER}@{HOST}:{wire.port}/postgres"
+        by_proxy = f"postgresql://{USER}@{HOST}:{proxy.port}/postgres"
         return [
             _best("PostgreSQL stands still: over `wait`", _stands_still(server, server.url), tries, 0.05),
-            _best("PostgreSQL stands still: over `wait`, in line", _in_line(server, server.url), tries, 0.05),
-            _best("PostgreSQL: woken after", _woken(server.url, by_wire, wire), tries, 0.05),
+            _best("PostgreSQL stands still: over `wait`, in the queue", _in_queue(server, server.url), tries, 0.05),
+            _best("PostgreSQL: woken after", _woken(server.url, by_proxy, proxy), tries, 0.05),
             _best(
-                "PostgreSQL: a lost notification costs", _woken(server.url, by_wire, wire, b"lockfast_"), tries, LATE
+                "PostgreSQL: a lost notification costs", _woken(server.url, by_proxy, proxy, b"lockfast_"), tries, LATE
             ),
         ]
 

@@ -20,7 +20,7 @@ from bench import redis_async_peers as peers
 from bench.harness import Finding, Samples, Setting, ratio, take_turns
 from bench.peers import need
 from bench.redis_async_peers import Cycle, Opener
-from bench.redis_peers import left_out
+from bench.redis_peers import skip_peer
 from bench.redis_server import one_core
 
 TASKS = 1000
@@ -31,7 +31,7 @@ _ONE: dict[str, Opener] = {
     "coredis": peers.coredis,
     "aioredlock": peers.aioredlock,
 }
-_MUST_RUN = ("lockfast", "redis-py Lock")  # without these a bound would be left out in silence
+_MUST_RUN = ("lockfast", "redis-py Lock")  # without these a bound would be missing, and nothing would say so
 _APART = {name: _ONE[name] for name in _MUST_RUN}
 _MANY = {**_ONE, "redis-py Lock, pool of 100": peers.redis_py_100}
 
@@ -79,7 +79,7 @@ def _measured(port: int, openers: dict[str, Opener], tasks: int, cycles: int, ro
             except Exception as error:
                 if name in _MUST_RUN:
                     raise
-                left_out(name, error)
+                skip_peer(name, error)
         return take_turns({name: (lambda c=c: c.turn(cycles)) for name, c in contenders.items()}, rounds)  # type: ignore[misc]
 
 

@@ -1,7 +1,7 @@
 """Other people's locks on Redis, each as one acquire and release of a free lock.
 
 Decides: how each of them is used: at its defaults, with a lease of 30 s, on one client that is connected already.
-A peer that is not installed, or does not run here, is left out of the table and named on stderr; `redis.lock.Lock` and
+A peer that is not installed, or does not run here, is not in the table and named on stderr; `redis.lock.Lock` and
 python-redis-lock, which bounds are stated against, must be there.
 """
 
@@ -28,14 +28,14 @@ def blocking_peers(port: int) -> dict[str, Cycle]:
             peers[name] = make(port)
             peers[name]()
         except Exception as error:
-            left_out(name, error)
+            skip_peer(name, error)
             peers.pop(name, None)
     return peers
 
 
-def left_out(name: str, error: Exception) -> None:
+def skip_peer(name: str, error: Exception) -> None:
     why = str(error) if isinstance(error, Missing) else f"{type(error).__name__}: {error}"
-    print(f"  {name} is left out: {why}", file=sys.stderr)
+    print(f"  {name} is skipped: {why}", file=sys.stderr)
 
 
 def _redis_py(port: int) -> Cycle:

@@ -27,7 +27,7 @@ import lockfast
 from bench.harness import Finding, Setting, per_cycle, ratio, take_turns
 from bench.peers import need
 from bench.redis_floor import _DELETE_IF_OURS, _OURS, _connected, _packed
-from bench.redis_peers import LEASE_S, Cycle, _taken, held, left_out
+from bench.redis_peers import LEASE_S, Cycle, _taken, held, skip_peer
 from bench.redis_server import one_core
 from lockfast.backends.redis.io.resp import call, command
 from lockfast.backends.redis.requests import script, source
@@ -195,7 +195,7 @@ def _peers(ports: list[int]) -> dict[str, Cycle]:
             peers[name] = make(ports)
             peers[name]()
         except Exception as error:
-            left_out(name, error)
+            skip_peer(name, error)
             peers.pop(name, None)
     return peers
 

@@ -1,7 +1,7 @@
 """A process that waits for a SQLite lock held by another: what does the waiting cost?
 
 The CPU time of the waiting process from just before it asks until it gives up, as a share of a core. It should be
-nothing: a waiter is woken, and looks by itself only as repair. `filelock` waits the same time by asking again.
+nothing: a waiter is woken, and polls only as repair. `filelock` waits the same time by asking again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Waiters that never look for themselves, so that one that gets a lock was woken; or that look all the time.
+"""Waiters that never poll, so that one that gets a lock was woken; or that poll all the time.
 
 Decides: which timers would do the work of a wake-up, and when they are due.
 """

@@ -46,6 +46,7 @@ WORDS = {
     "hear": "on_reply, on_event, receive",
     "hears": "receives",
     "heard": "received",
+    "unheard": "unanswered, without a reply",
     "heed": "read_ready",
     "crew": "competitors, threads, Fanout",
     "crowd": "contention",
@@ -84,7 +85,10 @@ NAMES = {
     "peek": "poll_once",
     "say": "format_duration, send, execute",
     "look": "inspect, refresh, poll",
+    "looks": "polls, checks",
+    "wires": "connections",
     "LEFT_OUT": "EXCLUDED",
+    "left_out": "excluded, skipped, dropped",
     "QUICKLY": "a constant with its unit",
 }
 

@@ -169,7 +169,7 @@ def waiting_loops(files: Files) -> Iterator[str]:
     """A loop that does nothing but look again, for ever or for a time of its own: `until` is for that."""
     for file in files.values():
         for node in file.nodes:
-            if isinstance(node, ast.While) and all(map(_does_nothing, node.body)) and _looks(node.test):
+            if isinstance(node, ast.While) and all(map(_does_nothing, node.body)) and _polls(node.test):
                 yield file.at(node)
 
 
@@ -179,7 +179,7 @@ def _does_nothing(step: ast.stmt) -> bool:
     return isinstance(step, ast.Pass | ast.Continue)
 
 
-def _looks(test: ast.expr) -> bool:
+def _polls(test: ast.expr) -> bool:
     """It does not write, as whatever fills a disk does."""
     return not any(_called(part) == "write" for part in ast.walk(test))
 
@@ -334,7 +334,7 @@ PLANTED: list[tuple[Check, str]] = [
     (sleeps, "time.sleep(0.1)"),
     (sleeps, "async def f():\n    await asyncio.sleep(dice())"),
     (waiting_loops, "while not locks.inspect('x').waiters:\n    continue"),
-    (waiting_loops, "async def f():\n    while not await look():\n        await asyncio.sleep(0)"),
+    (waiting_loops, "async def f():\n    while not await free():\n        await asyncio.sleep(0)"),
     (short_limits, "thread.join(10)"),
     (short_limits, "process.communicate('word', timeout=20)"),
     (short_limits, "subprocess.run(words, timeout=10)"),

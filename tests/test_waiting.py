@@ -46,9 +46,9 @@ def test_a_condition_may_be_awaitable() -> None:
 
 @pytest.mark.usefixtures("hasty")
 def test_a_wait_in_vain_says_what_was_waited_for_and_what_was_seen_last(wait: Wait) -> None:
-    with pytest.raises(AssertionError, match=r"in vain for the moon; the last of 1 looks saw \[\]"):
+    with pytest.raises(AssertionError, match=r"in vain for the moon; the last of 1 polls saw \[\]"):
         wait(list, "the moon")
-    with pytest.raises(AssertionError, match=r"in vain for .*lambda: 1 > 2.*; the last of 1 looks saw False"):
+    with pytest.raises(AssertionError, match=r"in vain for .*lambda: 1 > 2.*; the last of 1 polls saw False"):
         wait(lambda: 1 > 2)
 
 

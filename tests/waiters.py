@@ -1,4 +1,4 @@
-"""A thread that waits for a lock that somebody holds, as long as it takes."""
+"""A thread that waits for a lock that another client holds, as long as it takes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.servers.waiting import until
 def in_queue(lock: lockfast.Lock, locks: lockfast.Locks) -> threading.Thread:
     """One that takes and releases the lock once it can; it stands in the queue when this returns.
 
-    A short `wait` would not do: on a busy machine it may pass before the server has heard of it.
+    A short `wait` would not do: on a busy machine it may pass before the server has received the request.
     """
 
     def take_and_release() -> None:

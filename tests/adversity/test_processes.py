@@ -179,7 +179,7 @@ def test_an_asyncio_program_that_ends_lets_go_of_what_it_holds(start: Start, loc
 
 
 def test_a_waiter_costs_no_cpu_while_it_waits(start: Start, waiting: Waiting, locks: lockfast.Locks) -> None:
-    """It sleeps between its looks, which are few; `python -m bench --only waiting` measures what they cost."""
+    """It sleeps between its polls, which are few; `python -m bench --only waiting` measures what they cost."""
     lease = locks.lock("x", ttl=HOUR).acquire()
     waiter = start()
     before = waiter.ask("acquire", name="another")

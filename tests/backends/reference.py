@@ -152,5 +152,5 @@ class Resource:
             Event(0, None)
         ]
 
-    def look_again_in(self, now: float) -> float:
+    def retry_after(self, now: float) -> float:
         return min([MAX_POLL_S, *(hold.until - now for hold in self.held)])

@@ -248,7 +248,7 @@ class Machine(RuleBasedStateMachine):
             observer.reports.append((numbers[-1] if numbers else after, len(resource.history)))
         self.last_number = max([self.last_number, *(change.number for change in changes)])
         observer.unreported = len(resource.history)
-        assert retry_after == pytest.approx(resource.look_again_in(now), abs=1e-6)
+        assert retry_after == pytest.approx(resource.retry_after(now), abs=1e-6)
 
     @precondition(lambda self: self.observers)
     @rule(which=st.integers(0, 20))
@@ -260,7 +260,7 @@ class Machine(RuleBasedStateMachine):
     @rule(seconds=times)
     def pass_time(self, seconds: float) -> None:
         self.clock.advance(seconds)
-        self._everybody_looks()
+        self._all_poll()
 
     @precondition(lambda self: self.claims)
     @rule(seconds=times, which=st.integers(0, 50))
@@ -269,12 +269,12 @@ class Machine(RuleBasedStateMachine):
         for resource in self.model.values():
             resource.settle(self.clock.now())
         self.ask_again(which, enqueue=True)
-        self._everybody_looks()
+        self._all_poll()
 
-    def _everybody_looks(self) -> None:
+    def _all_poll(self) -> None:
         for key, resource in self.model.items():
             resource.settle(self.clock.now())
-            drive(self.backend.abandon(claim_of(key), within=WITHIN))  # ends nothing, and makes it look
+            drive(self.backend.abandon(claim_of(key), within=WITHIN))  # ends nothing, and makes it poll
 
     @invariant()
     def inspect_and_list_agree_with_the_reference(self) -> None:
@@ -397,7 +397,7 @@ def test_a_release_is_handed_over_even_if_another_hold_has_expired_unnoticed(
     assert isinstance(ask(store, waiter), Busy)
     clock.advance(2)
     drive(store.release(long, linger=0.0, within=WITHIN))
-    assert is_woken(store, waiter), "it is woken, and need not look for itself"
+    assert is_woken(store, waiter), "it is woken, and need not poll"
     assert isinstance(ask(store, waiter), Grant)
 
 

@@ -21,10 +21,10 @@ PROGRAM = [sys.executable, "-m", "lockfast"]
 GUARD = LIMIT  # seconds after which a test has failed; nothing is timed by it
 eventually = until
 
-# Writes its pid and then the boot clock's time, again and again; with `deaf` as an argument it ignores TERM.
+# Writes its pid and then the boot clock's time, again and again; with `ignore-term` as an argument it ignores TERM.
 HEARTBEAT = """
 import os, signal, sys, time
-if "deaf" in sys.argv:
+if "ignore-term" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 with open(sys.argv[1], "w") as file:

@@ -32,7 +32,7 @@ def test_when_the_lease_is_broken_the_whole_group_is_ended(shell: Shell, heart: 
 
 
 def test_a_command_that_ignores_term_is_killed_after_the_grace(shell: Shell, heart: Heart) -> None:
-    running = shell.start("run", "--ttl", "4", "--kill-after", "2", "x", "--", *heart.command("deaf"))
+    running = shell.start("run", "--ttl", "4", "--kill-after", "2", "x", "--", *heart.command("ignore-term"))
     grandchild = heart.pid()
     shell.locks().break_lock("x")
     broken_at = boot_now()
@@ -51,7 +51,7 @@ def test_run_ends_as_soon_as_its_command_has_ended_on_term(shell: Shell, heart: 
 
 
 def test_when_the_store_cannot_be_asked_the_group_is_dead_before_the_deadline(shell: Shell, heart: Heart) -> None:
-    running = shell.start("run", "--ttl", "5", "x", "--", *heart.command("deaf"))
+    running = shell.start("run", "--ttl", "5", "x", "--", *heart.command("ignore-term"))
     grandchild = heart.pid()
     with shell.locks() as locks:
         granted = expiry(locks, "x")
@@ -82,14 +82,14 @@ def test_when_lockfast_is_killed_the_command_is_ended_at_once(shell: Shell, hear
 
 
 def test_when_lockfast_is_killed_a_command_that_ignores_term_is_killed_too(shell: Shell, heart: Heart) -> None:
-    running = shell.start("run", "--ttl", "30", "--kill-after", "0.3", "x", "--", *heart.command("deaf"))
+    running = shell.start("run", "--ttl", "30", "--kill-after", "0.3", "x", "--", *heart.command("ignore-term"))
     grandchild = heart.pid()
     running.kill()
     until(lambda: has_ended(grandchild), "the end of the grandchild")
 
 
 def test_when_lockfast_is_stopped_the_group_is_dead_before_the_deadline(shell: Shell, heart: Heart) -> None:
-    running = shell.start("run", "--ttl", "5", "x", "--", *heart.command("deaf"))
+    running = shell.start("run", "--ttl", "5", "x", "--", *heart.command("ignore-term"))
     grandchild = heart.pid()
     os.kill(running.pid, signal.SIGSTOP)
     with shell.locks() as locks:
@@ -107,8 +107,8 @@ def test_when_lockfast_is_stopped_the_group_is_dead_before_the_deadline(shell: S
 
 
 def test_when_lockfast_goes_on_while_the_guardian_ends_the_group_no_process_is_left(shell: Shell, heart: Heart) -> None:
-    """The guardian's TERM has ended the command but not its deaf child, and then we are back."""
-    running = shell.start("run", "--ttl", "5", "--kill-after", "2.5", "x", "--", *heart.command("deaf"))
+    """The guardian's TERM has ended the command but not its child, which ignores TERM, and then we are back."""
+    running = shell.start("run", "--ttl", "5", "--kill-after", "2.5", "x", "--", *heart.command("ignore-term"))
     grandchild = heart.pid()
     (command,) = [child for child in children_of(running.pid) if grandchild in children_of(child)]
     os.kill(running.pid, signal.SIGSTOP)
@@ -119,7 +119,7 @@ def test_when_lockfast_goes_on_while_the_guardian_ends_the_group_no_process_is_l
 
 
 def test_when_lockfast_is_stopped_while_it_ends_the_group_the_guardian_finishes(shell: Shell, heart: Heart) -> None:
-    running = shell.start("run", "--ttl", "4", "--kill-after", "2", "x", "--", *heart.command("deaf"))
+    running = shell.start("run", "--ttl", "4", "--kill-after", "2", "x", "--", *heart.command("ignore-term"))
     grandchild = heart.pid()
     (command,) = [child for child in children_of(running.pid) if grandchild in children_of(child)]
     shell.locks().break_lock("x")

@@ -288,7 +288,7 @@ def test_one_that_hangs_for_ever_is_given_the_latest_events_and_the_number_that_
     gate.set()
     until(lambda: received[-1] == "9", "the last one to arrive")
     assert received == ["0", "7", "8", "9"]
-    assert "6 events were left out" in caplog.text
+    assert "6 events were dropped" in caplog.text
 
 
 class _Interrupts:

@@ -21,8 +21,8 @@ T = TypeVar("T")
 Errors = tuple[type[BaseException], ...]
 
 LIMIT = 60.0  # real seconds; only ever reached when something is broken
-_LOOK_EVERY_S = 0.002  # seconds between two looks
-_LOOK_EVERY_MAX_S = 0.02  # so long when many were in vain
+_POLL_EVERY_S = 0.002
+_POLL_EVERY_MAX_S = 0.02  # when many polls were in vain
 
 
 def until(condition: Callable[[], T], what: str = "", *, despite: Errors = ()) -> T:
@@ -30,29 +30,29 @@ def until(condition: Callable[[], T], what: str = "", *, despite: Errors = ()) -
 
     Raises AssertionError after LIMIT, with what was waited for and what was seen last.
     """
-    looks = _Looks(condition, what)
+    polled = _Polled(condition, what)
     while True:
         try:
-            if answer := looks.saw(condition()):
+            if answer := polled.saw(condition()):
                 return answer
         except despite as error:
-            looks.saw(error)
-        looks.check()
-        time.sleep(looks.pause)
+            polled.saw(error)
+        polled.check()
+        time.sleep(polled.pause)
 
 
 async def until_async(condition: Callable[[], Any], what: str = "", *, despite: Errors = ()) -> Any:
     """As `until`, in a task; the condition may be awaitable."""
-    looks = _Looks(condition, what)
+    polled = _Polled(condition, what)
     while True:
         try:
             answer = condition()
-            if answer := looks.saw(await answer if inspect.isawaitable(answer) else answer):
+            if answer := polled.saw(await answer if inspect.isawaitable(answer) else answer):
                 return answer
         except despite as error:
-            looks.saw(error)
-        looks.check()
-        await asyncio.sleep(looks.pause)
+            polled.saw(error)
+        polled.check()
+        await asyncio.sleep(polled.pause)
 
 
 async def moment(seconds: float) -> None:
@@ -96,7 +96,7 @@ def happens(event: threading.Event, what: str = "the event") -> None:
     assert event.wait(LIMIT), f"waited {LIMIT:g} s in vain for {what}"
 
 
-class _Looks:
+class _Polled:
     """What has been seen of a condition."""
 
     def __init__(self, condition: Callable[[], object], what: str) -> None:
@@ -111,15 +111,15 @@ class _Looks:
 
     @property
     def pause(self) -> float:
-        """Seconds until the next look: longer and longer, since each look costs the others time."""
-        return min(_LOOK_EVERY_MAX_S, _LOOK_EVERY_S * (1 + self._number / 10))
+        """Seconds until the next poll: longer and longer, since each poll costs the others time."""
+        return min(_POLL_EVERY_MAX_S, _POLL_EVERY_S * (1 + self._number / 10))
 
     def check(self) -> None:
         if time.monotonic() >= self._until:
             cause = self._last if isinstance(self._last, BaseException) else None
             raise AssertionError(
                 f"waited {LIMIT:g} s in vain for {self._what or _source(self._condition)}; "
-                f"the last of {self._number} looks saw {self._last!r}"
+                f"the last of {self._number} polls saw {self._last!r}"
             ) from cause
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NEVER: Final = float("inf")
 HANGING_S: Final = 0.25  # after which a call that is not over no longer holds up the others
-MAX_EVENTS: Final = 10_000  # events that wait for a listener; of more than that the oldest are left out
+MAX_EVENTS: Final = 10_000  # events that wait for a listener; of more than that the oldest are dropped
 
 
 class Callback:
@@ -182,7 +182,7 @@ class BackgroundEvents:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._pending: deque[Event] = deque()
-        self._left_out = 0  # since the last one that was emitted
+        self._dropped = 0  # since the last one that was emitted
         self._emitter_is_due = False  # from when that is spawned until all are emitted
         self._emitter: object = None  # the thread or task that does
         self._over: list[Signal] = []  # of the callers that wait until all are emitted
@@ -194,7 +194,7 @@ class BackgroundEvents:
                 self._pending.append(event)
                 if len(self._pending) > MAX_EVENTS:
                     self._pending.popleft()
-                    self._left_out += 1
+                    self._dropped += 1
                 start = not self._emitter_is_due
                 self._emitter_is_due = True
             if start:
@@ -236,7 +236,7 @@ class BackgroundEvents:
                         self._over.pop().set()
                     return
                 event = self._pending.popleft()
-                left_out, self._left_out = self._left_out, 0
-            if left_out:
-                logger.warning("a listener or a log handler hung: %d events were left out", left_out)
+                dropped, self._dropped = self._dropped, 0
+            if dropped:
+                logger.warning("a listener or a log handler hung: %d events were dropped", dropped)
             self._engine.events.emit(event)

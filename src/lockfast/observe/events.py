@@ -126,7 +126,7 @@ def _may_be_a_signals(error: BaseException) -> bool:
 
 
 def _pass_on(interrupt: BaseException) -> None:
-    """To the caller; in a loop to the loop, because the task that it met may be the one that keeps the leases."""
+    """To the caller; in a loop to the loop, because the interrupted task may be the one that keeps the leases."""
     running = getattr(_asyncio(), "_get_running_loop", None)
     loop = running() if running is not None else None
     if loop is None:

@@ -173,7 +173,7 @@ class Jobs:
         until = client.world.now() + plan.body
         try:
             while election.is_leader:
-                reign.looked()
+                reign.checked()
                 if election.term != lease.fence:
                     self._wrong(f"{candidate} leads in term {lease.fence}, but says {election.term}")
                 left = until - client.world.now()

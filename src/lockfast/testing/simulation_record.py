@@ -46,13 +46,13 @@ class Belief:
 
 
 class Reign:
-    """A leader as it saw itself, each time that it looked; between two looks it went on leading."""
+    """A leader as it saw itself, each time that it checked; in between it went on leading."""
 
     def __init__(self, client: Client, candidate: str, lease: AsyncLease) -> None:
         self._client, self._candidate, self._lease = client, candidate, lease
         self.start = self.end = client.world.simulation.time
 
-    def looked(self) -> None:
+    def checked(self) -> None:
         self.end = self._client.world.simulation.time
 
     def hold(self, broken: dict[str, float]) -> Hold:

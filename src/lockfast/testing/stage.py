@@ -35,7 +35,7 @@ R = TypeVar("R", covariant=True)  # what an actor returns
 Opener = Callable[[World, Clock | None], Backend]
 
 LIMIT_S = 60.0  # seconds after which a story that waits is a story that failed; no machine is that slow
-LOOK_EVERY_S = 0.0005
+POLL_EVERY_S = 0.0005
 _real_now = time.monotonic  # a story may replace the functions of `time`
 
 
@@ -172,7 +172,7 @@ class Stage(ABC):
     async def until(self, condition: Callable[[], Any], what: str = "the condition") -> None:
         """Until it is true; it may be awaitable. Fails after a generous limit, or with an actor."""
         limit = self._moment() + LIMIT_S
-        for looks in count(1):
+        for checks in count(1):
             answer = condition()
             if await answer if isawaitable(answer) else answer:
                 return
@@ -180,7 +180,7 @@ class Stage(ABC):
                 await self._check_actors()  # if one of them failed, it is in vain to wait any longer
             if self._moment() > limit:
                 raise AssertionError(f"waited in vain for {what}")
-            await self._look_away(looks)
+            await self._pause(checks)
 
     async def _check_actors(self) -> None:
         for actor in self._actors:
@@ -295,9 +295,9 @@ class Stage(ABC):
         """Seconds on the clock that limits how long a broken story can hang."""
         return _real_now()
 
-    async def _look_away(self, looks: int) -> None:
-        """Between two looks at a condition; so many were in vain. Each look costs the others time."""
-        await self.breathe(min(10, 1 + looks // 10))
+    async def _pause(self, checks: int) -> None:
+        """Between two checks of a condition; so many were in vain. Each check costs the others time."""
+        await self.breathe(min(10, 1 + checks // 10))
 
     def _started(self) -> set[threading.Thread]:
         """The threads that this story has started, of the library's and of its actors, and that have not ended."""

@@ -13,11 +13,11 @@ from typing import Any, Generic, TypeVar
 import lockfast
 from lockfast import aio
 from lockfast._worlds.asyncio_ import background_tasks
-from lockfast.testing.stage import LIMIT_S, LOOK_EVERY_S, Actor, Opener, Stage
+from lockfast.testing.stage import LIMIT_S, POLL_EVERY_S, Actor, Opener, Stage
 
 T = TypeVar("T")
 
-AT_ONCE = 20  # looks without a pause; more of them would keep a thread or a server from its work
+AT_ONCE = 20  # checks without a pause; more of them would keep a thread or a server from its work
 
 
 class _TaskActor(Generic[T]):
@@ -72,14 +72,14 @@ class AsyncioStage(Stage):
         return asyncio.current_task()
 
     async def breathe(self, times: int = 1) -> None:
-        await asyncio.sleep(LOOK_EVERY_S * times)
+        await asyncio.sleep(POLL_EVERY_S * times)
 
     async def step(self) -> None:
         await asyncio.sleep(0)
 
-    async def _look_away(self, looks: int) -> None:
+    async def _pause(self, checks: int) -> None:
         """Most of what a story waits for is done by its own loop, at once."""
-        await (self.step() if looks <= AT_ONCE else super()._look_away(looks - AT_ONCE))
+        await (self.step() if checks <= AT_ONCE else super()._pause(checks - AT_ONCE))
 
     async def for_ever(self) -> None:
         await asyncio.Event().wait()

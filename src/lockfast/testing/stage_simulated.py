@@ -111,7 +111,7 @@ class SimulatedStage(Stage):
     def _moment(self) -> float:
         return self.simulation.time
 
-    async def _look_away(self, looks: int) -> None:
+    async def _pause(self, checks: int) -> None:
         await self.step()
 
     def run(self, story: Coroutine[Any, Any, None]) -> None:

@@ -15,7 +15,7 @@ import lockfast
 from lockfast._reentry import run_to_end
 from lockfast.errors import BackendUnavailable
 from lockfast.testing.faults import ALWAYS, VERBS
-from lockfast.testing.stage import LIMIT_S, LOOK_EVERY_S, Actor, Opener, Stage
+from lockfast.testing.stage import LIMIT_S, POLL_EVERY_S, Actor, Opener, Stage
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class ThreadStage(Stage):
         """A store that is given the time receives it in the order in which it passed."""
         until = _real_now() + HOLD_UP_S
         while any(locks.faults.on_the_way for locks in self._opened) and _real_now() < until:
-            _sleep(LOOK_EVERY_S)
+            _sleep(POLL_EVERY_S)
 
     def _connect(self, opener: Opener, **options: Any) -> lockfast.Locks:
         return lockfast.connect(opener, **options)
@@ -88,7 +88,7 @@ class ThreadStage(Stage):
         return threading.current_thread()
 
     async def breathe(self, times: int = 1) -> None:
-        _sleep(LOOK_EVERY_S * times)
+        _sleep(POLL_EVERY_S * times)
 
     def run(self, story: Coroutine[Any, Any, None]) -> None:
         try:

@@ -168,7 +168,7 @@ class TestServersThatHang(OnPostgres):
                 await locks.lock("a", wait=0).acquire()
         self.server.go_on()
         async with stage.locks().lock("other"):
-            await stage.until(lambda: self.held() == 1, "what was granted unheard to be let go of")
+            await stage.until(lambda: self.held() == 1, "what was granted without a reply to be released")
         async with locks.lock("a", wait=LIMIT):
             assert self.held() == 1
 
@@ -179,7 +179,7 @@ class TestServersThatHang(OnPostgres):
         await stage.queue("a", 1)
         before = locks.faults.calls["acquire"]
         self.server.pause()
-        await stage.until(lambda: locks.faults.calls["acquire"] > before, "it to look again, in vain")
+        await stage.until(lambda: locks.faults.calls["acquire"] > before, "it to poll again, in vain")
         self.server.go_on()
         await holder.release()
         assert (await waiter.result()).fence > holder.fence

@@ -50,7 +50,7 @@ class TestSessionsThatFallSilent(OnPostgres):
                 assert lease.held
             proxy.let_pass()
             await renewed(stage, lease)
-            await stage.until(lambda: self.held() == 1, "what was granted unheard to be given back")
+            await stage.until(lambda: self.held() == 1, "what was granted without a reply to be given back")
             assert await lease.release()
             await stage.until(lambda: self.sessions() == 1, "the session that was replaced to be closed")
 

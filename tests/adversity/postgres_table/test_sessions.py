@@ -108,7 +108,7 @@ class TestAnswersThatAreLost(OnTable):
             with pytest.raises(BackendUnavailable):
                 await locks.lock("x", ttl=HOUR, wait=0.2).take()
             assert lost.is_set()
-            await stage.until(self.free(stage, "x"), "what was granted unheard to be cleaned up")
+            await stage.until(self.free(stage, "x"), "what was granted without a reply to be cleaned up")
 
     async def test_what_arrives_after_it_was_given_up_is_not_granted(self, stage: Stage) -> None:
         with self.wire() as wire:
@@ -154,7 +154,7 @@ class TestNotificationsThatAreLost(OnTable):
             asked = locks.faults.calls["acquire"]
             lease = await waiter.result()
             assert lost.is_set()
-            assert locks.faults.calls["acquire"] - asked <= 1, "the first look finds it free"
+            assert locks.faults.calls["acquire"] - asked <= 1, "the first poll finds it free"
             await lease.release()
 
     @pytest.mark.parametrize("waiters", [4, 40])

@@ -266,7 +266,7 @@ def test_an_extension_in_an_open_transaction_holds_up_only_its_own_name(psql: Ps
     assert psql.execute("SELECT acquire_lock('x', 'psql', 0.5)") == "t"
     psql.execute("BEGIN")
     assert psql.execute("SELECT extend_lock('x', 'psql', 3600)") == "t"
-    psql.execute("SELECT pg_sleep(0.6)")  # for everybody else it looks as if it were over
+    psql.execute("SELECT pg_sleep(0.6)")  # for all others it looks as if it were over
     with lockfast.connect(url) as locks:
         for number in range(2 * SWEEP_EVERY):
             with locks.lock(f"other-{number}", wait=LIMIT):
@@ -326,7 +326,7 @@ def test_two_names_of_one_hash_are_two_locks(url: str) -> None:
 
 
 @pytest.mark.parametrize("setting", ["lock_timeout = '1ms'", "statement_timeout = '30ms'"])
-def test_a_short_timeout_of_the_database_grants_nothing_unheard(url: str, setting: str) -> None:
+def test_a_short_timeout_of_the_database_grants_nothing_without_a_reply(url: str, setting: str) -> None:
     with psycopg.connect(url, autocommit=True) as other, psycopg.connect(url) as slow:
         name = other.info.dbname
         other.execute(f"ALTER DATABASE {name} SET {setting}".encode())

@@ -59,7 +59,7 @@ class TestLostOnTheWire(OnAServer):
         with pytest.raises(BackendUnavailable):
             await locks.lock("x", ttl=HOUR, wait=0.2).take()
         assert lost[0].is_set()
-        await stage.until(self.free(stage, "x"), "what was granted unheard to be cleaned up")
+        await stage.until(self.free(stage, "x"), "what was granted without a reply to be cleaned up")
 
     async def test_an_acquire_that_was_never_sent_leaves_nothing_to_be_done(self, stage: Stage) -> None:
         """The server is silent when it is asked what kind of server it is, before all else."""

@@ -39,7 +39,7 @@ class TestLostWakeUps(OnAServer):
         asked = locks.faults.calls["acquire"]
         assert (await waiter.result()).fence > holder.fence
         assert lost.is_set()
-        assert locks.faults.calls["acquire"] - asked <= 1, "the first look finds it free"
+        assert locks.faults.calls["acquire"] - asked <= 1, "the first poll finds it free"
 
     async def test_a_message_without_a_claim_of_ours_is_ignored(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
@@ -52,7 +52,7 @@ class TestLostWakeUps(OnAServer):
             assert self.server.command("PUBLISH", channel, text) == 1
         assert await holder.release()
         assert (await waiter.result()).held
-        assert locks.faults.calls["acquire"] == asked + 1, "it looked when it was woken, and not before"
+        assert locks.faults.calls["acquire"] == asked + 1, "it asked when it was woken, and not before"
 
     async def test_a_subscription_that_is_dropped_is_noticed_and_made_again(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch

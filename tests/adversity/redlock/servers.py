@@ -21,7 +21,7 @@ class Quorum:
         return f"redlock://{','.join(f'{HOST}:{end.port}' for end in ends)}/0?{options}"
 
     def held_at(self, name: str, namespace: str = "lockfast") -> list[bool]:
-        """What each server itself says, whatever happens to the wires."""
+        """What each server itself says, whatever happens to the connections."""
         return [bool(self.at(node, name, namespace).holders) for node in range(self._size)]
 
     def at(self, node: int, name: str, namespace: str = "lockfast") -> LockInfo:

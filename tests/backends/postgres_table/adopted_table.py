@@ -54,7 +54,7 @@ _databases = SharedPostgres("theirs", _empty)
 
 
 class AdoptedDatabase:
-    """A database with a lock table of somebody else's, and the ways in which its clients use it."""
+    """A database with another application's lock table, and the ways in which its clients use it."""
 
     def __init__(self, folder: Path) -> None:
         self.url = _databases.url(folder)

@@ -365,8 +365,8 @@ def test_a_migration_in_the_middle_of_its_checks_is_not_overtaken_by_another(
     empty: AdoptedDatabase, parts: list[str]
 ) -> None:
     empty.make(*parts, "SELECT pg_advisory_lock(7)")
-    looks = "IF v_is_legacy THEN"
-    slow = script("public").replace(looks, f"PERFORM pg_advisory_xact_lock(7);\n{looks}", 1)
+    condition = "IF v_is_legacy THEN"
+    slow = script("public").replace(condition, f"PERFORM pg_advisory_xact_lock(7);\n{condition}", 1)
     first, second = empty.client(), empty.client()
     with ThreadPoolExecutor() as threads:
         looking = threads.submit(first.execute, slow.encode())

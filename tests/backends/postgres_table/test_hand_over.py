@@ -1,5 +1,5 @@
 """The lock table when many want one name: a release grants to the next waiter of its own process, which then need not
-ask; and what an ask looks at does not grow with the line.
+ask; and what an acquire reads does not grow with the queue.
 """
 
 from __future__ import annotations

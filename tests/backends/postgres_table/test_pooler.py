@@ -43,7 +43,7 @@ either_mode = pytest.mark.parametrize("pooled", ["transaction", "session"], indi
 
 
 @pytest.fixture(autouse=True)
-def _never_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def _never_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     """But those who cannot be woken do: their timer is another one."""
     never_poll(monkeypatch)
 

@@ -50,7 +50,7 @@ def _take_in_a_task(url: str, wait: float, **options: Any) -> int:
 @pytest.fixture(params=["threads", "asyncio"])
 def take(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[Take]:
     yield _take if request.param == "threads" else _take_in_a_task
-    assert not [record for record in caplog.records if record.name == "asyncio"], "a task died unheard"
+    assert not [record for record in caplog.records if record.name == "asyncio"], "a task failed unnoticed"
 
 
 @pytest.mark.parametrize(

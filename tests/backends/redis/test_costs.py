@@ -233,7 +233,7 @@ class TestWaiters:
         assert store.release(young)
         store.take(late)
 
-    def test_one_that_never_comes_is_deleted_when_another_looks(self, store: Store) -> None:
+    def test_one_that_never_comes_is_deleted_when_another_polls(self, store: Store) -> None:
         holder = store.take(claim_of("x"))
         _, young, third = store.queue_up(3)
         assert store.release(holder)

@@ -1,4 +1,4 @@
-"""Which Redis store it is: equal for two endpoints of one store, whoever logs in."""
+"""Which Redis store it is: equal for two endpoints of one store, whatever user logs in."""
 
 from __future__ import annotations
 

@@ -284,7 +284,7 @@ def test_close_ends_connections_that_are_being_made(quorum: Quorum) -> None:
 
             making = await until_async(being_made, "a connection that is being made")
         await locks.close()
-        assert all(task.done() or task.cancelling() for task in making), "redis-py may take its time to heed that"
+        assert all(task.done() or task.cancelling() for task in making), "redis-py may take its time to react"
         await asyncio.wait(making, timeout=LIMIT)
         assert all(task.done() for task in making)
 

@@ -198,7 +198,7 @@ class Acquiring:
             seen = read(await self._execute(main, b"lf_inspect", halves(hold.key.number), until))
             if await self._is_granted(hold, seen, until):
                 return hold.grant
-            self._silence.drop_if_unheard(hold, seen)
+            self._silence.drop_if_unanswered(hold, seen)
             holder = blocker_of(hold, seen, self._holds.in_this_process)
             ahead = ahead_of(hold, seen)
             if hold.state == "new" and not self._own.has_queued_sibling(hold):

@@ -68,7 +68,7 @@ class AdvisoryHold:
         "session",
         "signal",
         "state",
-        "unheard_since",
+        "unanswered_since",
         "unlock",
         "unwanted",
     )
@@ -88,7 +88,7 @@ class AdvisoryHold:
         self.freeing = False  # an unlock is in flight, or its outcome is unknown
         self.unlock: PendingStatement | None = None  # set while a release is in flight
         self.unwanted = False  # its holder has released it, or given it up
-        self.unheard_since = 0.0  # when the server first showed what this process has not heard of; 0 if it has
+        self.unanswered_since = 0.0  # when the server first showed an outcome that has not arrived here; 0 if none
         self.polls = 0  # how often a waiter was answered Busy
         self.answered = False  # an acquire has returned its grant: the next one repeats it
 

@@ -65,7 +65,7 @@ _CONSTANTS: Final = {
     "TABLE_WAIT": "interval '30 seconds'",  # that a migration tries to lock the tables that it has to change,
     "TABLE_PATIENCE": "200",  # milliseconds at a time, for which every client waits behind it,
     "TABLE_PAUSE": "0.5",  # seconds between two tries
-    "RESTART": "2",  # of that class: one client at a time looks whether fences may have been lost
+    "RESTART": "2",  # of that class: one client at a time checks whether fences may have been lost
     "LISTENER": str(LISTENER),
     "GRACE": f"interval '{GRACE_S} seconds'",
     "PRESENCE": f"interval '{PRESENCE_S} seconds'",

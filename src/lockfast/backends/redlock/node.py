@@ -43,8 +43,8 @@ def _quick_vote(terms: Terms) -> Prepared:
 
 
 class NodeDriver(RedisDriver):
-    def __init__(self, member: Member, wires: Connections, now: Callable[[], float] | None) -> None:
-        super().__init__(member, wires, now)
+    def __init__(self, member: Member, connections: Connections, now: Callable[[], float] | None) -> None:
+        super().__init__(member, connections, now)
         self._greeted = self._direct = True  # each new connection asks the server what it is
 
 

@@ -87,7 +87,7 @@ class Votes:
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
         history = self._recall(claim)
-        if history.splits:  # a claim that met others comes back at another moment than they do
+        if history.splits:  # claims that split a vote come back at different moments
             pause = min(seconds, self._split_pause(history.splits))
             await self._fanout.pause(pause)
             seconds -= pause

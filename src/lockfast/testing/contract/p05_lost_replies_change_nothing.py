@@ -239,7 +239,7 @@ class LostRepliesChangeNothing(Promise, about="store"):
         assert await stage.is_free("box")
 
     @needs("expires")
-    async def test_asking_again_renews_a_hold_that_was_granted_unheard(self, stage: Stage) -> None:
+    async def test_asking_again_renews_a_hold_whose_grant_was_never_received(self, stage: Stage) -> None:
         verbs, claim = stage.locks().faults, stage.claim("box", ttl=10)
         await verbs.acquire(claim, enqueue=False, within=5)
         stage.clock.advance(9)

@@ -195,8 +195,8 @@ class WaitersAreWoken(Promise, about="store"):
         for ttl in (1, 2, 60):
             await stage.observer.faults.acquire(stage.claim("gate", ttl=ttl, mode="shared"), enqueue=False, within=5)
         answers = [await stage.observer.faults.acquire(stage.claim("gate"), enqueue=True, within=5) for _ in range(8)]
-        looks = [answer.retry_after for answer in answers if isinstance(answer, Busy)]
-        assert looks == [poll_after(position) for position in range(8)]
+        pauses = [answer.retry_after for answer in answers if isinstance(answer, Busy)]
+        assert pauses == [poll_after(position) for position in range(8)]
 
     @needs("reserves")
     async def test_a_dead_waiter_holds_up_the_queue_once_and_not_at_every_hand_over(self, stage: Stage) -> None:

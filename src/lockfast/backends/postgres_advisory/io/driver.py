@@ -35,7 +35,7 @@ class SessionEvents(NamedTuple):
     """What a driver calls for a session."""
 
     ended: OnSession  # everything that it held is gone
-    silent: OnSession  # it has owed an answer for too long
+    silent: OnSession  # it has not answered for too long
 
 
 class Sessions(Protocol):

@@ -43,7 +43,7 @@ _SETTINGS: Final = {
 }
 # A server that owes an acknowledgement is given up after a minute, as one that owes none by the endpoint's keepalives.
 _OF_CLIENT: Final = {"tcp_user_timeout": "60000"}
-ANSWER_WITHIN_S: Final = 3.0  # after which a session that owes an answer counts as silent
+ANSWER_WITHIN_S: Final = 3.0  # after which a session that has not answered counts as silent
 # A setting would stay for other clients of a pooler that is refused afterwards. So nothing is set if there may be one.
 _SET_PATH: Final = f"SELECT pg_catalog.set_config('search_path', '{SAFE_PATH}', false) WHERE {{allowed}}"
 _IS_DIRECT: Final = "pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) {pid}"

@@ -307,7 +307,7 @@ class BlockingPostgres:
             except BackendUnavailable as error:
                 if not error.transient or not self._works():
                     raise
-                self._look_for_ourselves(error)
+                self._poll_from_now_on(error)
         return self._wakeups.expect(claim)
 
     def _shall_listen(self) -> bool:
@@ -331,7 +331,7 @@ class BlockingPostgres:
             used = MAX_CONNECTIONS + MAX_SPARE - len(self._free) - len(self._spare)
             return used > 0 or any(not connection.stale for connection in idle)
 
-    def _look_for_ourselves(self, reason: BackendUnavailable) -> None:
+    def _poll_from_now_on(self, reason: BackendUnavailable) -> None:
         first, self._listens_at = not self._listens_at, boot_now() + LISTEN_AGAIN_AFTER_S
         if first:
             warn_polling_for_now(reason)

@@ -34,13 +34,13 @@ def kind_of_class(given: Any) -> str:
     login unencrypted, or to another server.
     """
     if not isinstance(given, type):  # such as a functools.partial
-        raise left_out(f"connection class is a {type(given).__name__} and no class of redis-py")
+        raise unsupported_client(f"connection class is a {type(given).__name__} and no class of redis-py")
     changed = _changed_by(given)
     for name, kind in _KIND_OF_CLASS.items():  # a class for TLS is one for TCP too
         if issubclass(given, _of_libraries(name)) and not changed:
             return kind
     why = f"changes {', '.join(changed)}" if changed else "is no class of redis-py"
-    raise left_out(f"connection class {given.__name__} {why}")
+    raise unsupported_client(f"connection class {given.__name__} {why}")
 
 
 def check_pool(pool: object) -> None:
@@ -53,7 +53,7 @@ def check_sentinels(manager: object) -> None:
     _must_not_define(manager, "Sentinel manager", _OF_SENTINELS)
 
 
-def left_out(what: str) -> ValueError:
+def unsupported_client(what: str) -> ValueError:
     return ValueError(
         f"connect() makes its own connections, and this client's {what}, which they would leave out; pass a client "
         "without it, or a URL (a credential_provider is used)"
@@ -64,7 +64,7 @@ def _must_not_define(given: object, what: str, names: frozenset[str]) -> None:
     kind = given if isinstance(given, type) else type(given)
     defined = _defined_outside(kind) | ({*getattr(given, "__dict__", {})} if kind is not given else set())
     if changed := sorted(defined & (names | {"__getattribute__"})):
-        raise left_out(f"{what} {kind.__name__} changes {', '.join(changed)}")
+        raise unsupported_client(f"{what} {kind.__name__} changes {', '.join(changed)}")
 
 
 def _of_libraries(name: str) -> tuple[type, ...]:

@@ -65,8 +65,8 @@ USUAL: Final = Tls(check_hostname=True).trust  # the defaults of a URL
 
 def says_something(option: str, value: Any) -> bool:
     """False for an option that is not set: a client of the other world may not know it."""
-    left_out = value is None or (option.startswith("ssl_validate_ocsp") and not value)
-    return option in _NONE_IS_NO or not left_out
+    unset = value is None or (option.startswith("ssl_validate_ocsp") and not value)
+    return option in _NONE_IS_NO or not unset
 
 
 def tls_of(settings: Mapping[str, Any]) -> Tls | None:

@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, parse_qs, unquote
 import redis
 
 from lockfast._secrets import shown_option
-from lockfast.backends.redis.io.connections import check_pool, check_sentinels, kind_of_class, left_out
+from lockfast.backends.redis.io.connections import check_pool, check_sentinels, kind_of_class, unsupported_client
 from lockfast.backends.redis.io.endpoints import LOGIN, PORT, URL_OPTIONS, Address, ClusterEndpoint, RedisEndpoint
 from lockfast.backends.redis.io.sentinels import SENTINEL_PORT, SERVICE_ERRORS, SentinelEndpoint
 from lockfast.backends.redis.io.tls import OPTIONS, checks_host_names, is_tls
@@ -126,7 +126,7 @@ def endpoint_of_client(client: Any) -> RedisEndpoint | None:
         seeds = [Address(node.host, int(node.port)) for node in nodes.startup_nodes.values()]
         _refuse_function(getattr(client, "user_on_connect_func", None))
         if getattr(nodes, "address_remap", None) is not None:
-            raise left_out("address_remap says where its nodes are")
+            raise unsupported_client("address_remap says where its nodes are")
         check_pool(getattr(nodes, "connection_pool_class", redis.ConnectionPool))
         kind = kind_of_class(settings.get("connection_class", redis.Connection))
         return ClusterEndpoint("tls" if settings.get("ssl") else kind, settings, seeds)

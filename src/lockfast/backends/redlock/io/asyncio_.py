@@ -161,9 +161,9 @@ class AsyncioFanout:
                 if timer is not None:
                     timer.cancel()
                 timer_at = round.over_at
-                timer = loop.call_later(timer_at - boot_now(), look_again)
+                timer = loop.call_later(timer_at - boot_now(), check_again)
 
-        def look_again() -> None:
+        def check_again() -> None:
             nonlocal timer_at
             timer_at = math.inf  # the loop's clock may be ahead of ours
             changed()

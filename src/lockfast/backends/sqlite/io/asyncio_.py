@@ -166,9 +166,9 @@ class AsyncioSqlite:
         finally:
             pending.leave()
 
-    def _give_up(self, loop: asyncio.AbstractEventLoop, pending: _Pending, within: float, looks: int) -> None:
-        if looks:
-            pending.too_late = loop.call_later(LATE_S / LATE_CHECKS, self._give_up, loop, pending, within, looks - 1)
+    def _give_up(self, loop: asyncio.AbstractEventLoop, pending: _Pending, within: float, checks: int) -> None:
+        if checks:
+            pending.too_late = loop.call_later(LATE_S / LATE_CHECKS, self._give_up, loop, pending, within, checks - 1)
         else:
             text = f"the lock store {str(self._blocking.path)!r} did not answer for {format_duration(within)}"
             pending.settle(None, BackendUnavailable(text))
