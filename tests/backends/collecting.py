@@ -100,7 +100,7 @@ class Collector:
 
     @staticmethod
     def over() -> None:
-        """Let go of what was frozen, once; the rest stays frozen, as conftest has left it."""
+        """Release what was frozen, once; the rest stays frozen, as conftest has left it."""
         gc.unfreeze()
         collect_all()
         gc.freeze()

@@ -3,7 +3,7 @@
     python -m tests.engine.storm URL STORY INTERRUPTS
 
 Each signal raises KeyboardInterrupt wherever Python handles it in code of ours, as Ctrl-C does. After each the program
-looks whether anything is held, waited for or remembered that no caller will ever let go of.
+looks whether anything is held, waited for or remembered that no caller will ever release.
 """
 
 from __future__ import annotations

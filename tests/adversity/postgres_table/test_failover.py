@@ -82,7 +82,7 @@ class TestFailover(OnPostgres):
         first = await locks.lock("x", ttl=600).take()
         assert not self._knows(first)
         self.server.kill()
-        locks.raw._logic.engine.patience = 0.3  # when the story is over, it cannot let go of what it never gave back
+        locks.raw._logic.engine.patience = 0.3  # when the story is over, it cannot release what it never gave back
         self.replica.promote()
         self.where = self.replica.url
         return first

@@ -82,7 +82,7 @@ def test_a_try_that_fails_after_the_grant_leaves_nothing(
     _fail(unlucky, "on")
     with pytest.raises(BackendUnavailable, match="division"):
         lock.acquire(blocking=False)
-    until(lambda: _left(plain) == 0, "what was taken to be let go of, in the background on a slow machine")
+    until(lambda: _left(plain) == 0, "what was taken to be released, in the background on a slow machine")
     _fail(unlucky, "off")
     lease = lock.acquire(blocking=False)
     assert lease is not None

@@ -123,7 +123,7 @@ def test_a_caller_whose_backend_was_closed_reads_that_its_locks_is_closed() -> N
 
         async def let_go(claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
             engine.closed = True
-            raise BackendUnavailable("it was let go of", transient=False)
+            raise BackendUnavailable("it is closed", transient=False)
 
         engine.backend.acquire = let_go  # type: ignore[method-assign]
         with pytest.raises(LockError, match="closed") as caught:

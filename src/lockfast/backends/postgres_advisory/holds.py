@@ -1,7 +1,7 @@
 """The claims of one `Locks` on advisory locks, and the sessions that they belong to.
 
 Decides: which claim may be asked for in which session. The server grants a session again whatever it holds already, and
-past those who wait. So a session is never asked for a number that it holds or may hold: of the claims that share a
+ahead of the waiters. So a session is never asked for a number that it holds or may hold: of the claims that share a
 number, one is in the main session and each of the others in a session of its own.
 Leaves to `acquiring`: what is asked, and when.
 """

@@ -124,7 +124,7 @@ class PostgresTableBackend:
             self._contended.add(key)
             self._queued.add(claim.id)
         elif contended:
-            self._contended.discard(key)  # as long as it is wanted, some of those who ask have to wait
+            self._contended.discard(key)  # as long as it is wanted, some callers have to wait
         return answer
 
     async def _expect_without_place(self, claim: Claim, within: float) -> None:
@@ -142,7 +142,7 @@ class PostgresTableBackend:
     def _hand_on(self, id: str, grant: Grant) -> None:
         """One of our own holds now. If it does not learn of it here, it does so when it next asks."""
         if len(self._handed) >= MAX_IN_DOUBT:
-            self._handed.clear()  # left by those who gave up just then
+            self._handed.clear()  # left by claims that were given up just then
         self._handed[id] = grant
         self._driver.wakeups.wake(id)
 

@@ -279,7 +279,7 @@ class AsyncioPostgres:
             if not pending.answer.done():
                 pending.answer.set_result(one)
         if self._waiting and not self._pumps:
-            self._pumps = True  # in a turn of its own: those who were answered may ask for more
+            self._pumps = True  # in a turn of its own: callers that were answered may ask for more
             asyncio.get_running_loop().call_soon(self._pump)
 
     # Connecting
