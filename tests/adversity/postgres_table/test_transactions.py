@@ -262,6 +262,20 @@ def test_the_first_caller_after_a_restart_in_an_open_transaction_delays_no_other
     assert psql.execute("SELECT count(DISTINCT started) FROM lockfast_life") == "1"
 
 
+def test_a_caller_after_a_restart_leaves_the_numbers_alone_that_another_one_has_just_set(psql: Psql) -> None:
+    """Other clients draw numbers meanwhile: to set the sequence again might set it back."""
+    behind = "floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint - last_value"
+
+    def left_alone() -> bool:
+        psql.execute("DELETE FROM lockfast_life")  # not committed yet by the other one
+        psql.execute(f"SELECT setval('lockfast_fence', last_value + {behind} - 50000) FROM lockfast_fence")
+        before = int(psql.execute("SELECT last_value FROM lockfast_fence"))
+        psql.execute("SELECT lockfast_check_restart()")
+        return int(psql.execute("SELECT last_value FROM lockfast_fence")) == before + 1
+
+    until(left_alone, "a check that came soon enough")
+
+
 def test_an_extension_in_an_open_transaction_holds_up_only_its_own_name(psql: Psql, url: str) -> None:
     assert psql.execute("SELECT acquire_lock('x', 'psql', 0.5)") == "t"
     psql.execute("BEGIN")

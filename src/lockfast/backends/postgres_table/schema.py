@@ -66,6 +66,7 @@ _CONSTANTS: Final = {
     "TABLE_PATIENCE": "200",  # milliseconds at a time, for which every client waits behind it,
     "TABLE_PAUSE": "0.5",  # seconds between two tries
     "RESTART": "2",  # of that class: one client at a time checks whether fences may have been lost
+    "JUST_SET": "100000",  # numbers: so far the sequence is behind the clock a tenth of a second after it was set
     "LISTENER": str(LISTENER),
     "GRACE": f"interval '{GRACE_S} seconds'",
     "PRESENCE": f"interval '{PRESENCE_S} seconds'",

@@ -29,7 +29,9 @@ BEGIN
     BEGIN
         PERFORM pg_advisory_xact_lock(LOCKFAST, RESTART);
         v_clock := floor(extract(epoch FROM clock_timestamp()) * 1000000);
-        IF v_clock > nextval('@.lockfast_fence') + 1000 THEN  -- else another caller was here a millisecond ago
+        -- Else another caller has just been here. Callers after it draw numbers at any time, also between the next two
+        -- steps; so many of them would have to be drawn there for the sequence to be set back.
+        IF v_clock > nextval('@.lockfast_fence') + JUST_SET THEN
             PERFORM setval('@.lockfast_fence', v_clock);
         END IF;
         RAISE no_data_found;
