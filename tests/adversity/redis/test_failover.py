@@ -13,7 +13,7 @@ from contextlib import closing
 import pytest
 import redis
 
-from lockfast import StaleFence, fencing
+from lockfast import BackendUnavailable, StaleFence, fencing
 from lockfast.testing.awaited import AwaitedLease
 from lockfast.testing.stage import Stage
 from tests.adversity.redis.worlds import Anywhere, knows
@@ -116,3 +116,13 @@ class TestBehindALoadBalancer(Anywhere):
         )
         assert await holder.release()
         assert (await waiter.result()).fence > holder.fence
+
+    async def test_a_client_that_begins_at_a_replica_finds_the_primary_at_its_next_request(self, stage: Stage) -> None:
+        """It may have begun in the middle of a failover: the server that it found is a replica by now."""
+        self.proxy.lead_to(self.replica)
+        locks = stage.locks()
+        with pytest.raises(BackendUnavailable, match="is a read-only replica") as refused:
+            await locks.lock("x").take()
+        assert not refused.value.transient
+        self.proxy.lead_to(self.primary)
+        assert (await locks.lock("x", ttl=HOUR).take()).held
