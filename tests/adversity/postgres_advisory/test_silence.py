@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from lockfast import BackendUnavailable
+from lockfast.backends.postgres_advisory.io import session as session_module
 from lockfast.testing.stage import Stage
 from tests.adversity.postgres_advisory.stage import OnPostgres
 from tests.patience import impatient
@@ -53,6 +54,39 @@ class TestSessionsThatFallSilent(OnPostgres):
             await stage.until(lambda: self.held() == 1, "what was granted without a reply to be given back")
             assert await lease.release()
             await stage.until(lambda: self.sessions() == 1, "the session that was replaced to be closed")
+
+    async def test_a_server_that_stands_still_for_longer_than_an_answer_may_take_costs_no_lock(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        locks = stage.locks()
+        leases = [await locks.lock(name, ttl=3600).take() for name in ("a", "b")]
+        leases += [await locks.rwlock("page", ttl=3600).read().take() for _ in range(2)]  # one in its own session
+        backend: Any = locks.faults.inner
+        monkeypatch.setattr(session_module, "ANSWER_WITHIN_S", 0.1)
+        self.server.pause()
+        renew_soon(*leases)
+        await stage.until(lambda: backend._sessions.ready is None, "the main session to be replaced")
+        monkeypatch.undo()
+        self.server.go_on()
+        for lease in leases:
+            await renewed(stage, lease)
+        async with locks.lock("other", wait=LIMIT):
+            assert all(lease.held for lease in leases)
+        assert [await lease.release() for lease in leases] == [True] * 4
+
+    async def test_a_lease_is_renewed_though_each_answer_takes_longer_than_one_may_take(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with Proxy(self.server) as proxy:  # type: ignore[arg-type]
+            locks = self.through(proxy, stage)
+            lease = await locks.lock("a", ttl=3600).take()
+            proxy.delay = 0.5
+            monkeypatch.setattr(session_module, "ANSWER_WITHIN_S", 0.1)
+            for _ in range(3):
+                await renewed(stage, lease)
+            proxy.heal()
+            monkeypatch.undo()
+            assert await lease.release()
 
     async def test_a_waiter_whose_session_falls_silent_is_served(self, stage: Stage) -> None:
         holder = await stage.locks().lock("a", ttl=3600).take()

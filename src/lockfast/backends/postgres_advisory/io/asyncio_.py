@@ -203,11 +203,18 @@ class AsyncioSessions:
         until = boot_now() + within
         session.submit(statement)
         timer: asyncio.TimerHandle
+        reported = False  # that it is silent
 
         def give_up() -> None:
-            """In time, or once the session counts as silent; the statement in flight may be another one by then."""
-            nonlocal timer
-            left = min(until, session.silent_at) - boot_now()
+            """In time, or once the session counts as silent; the statement in flight may be another one by then.
+
+            An urgent statement waits in a silent session too: it has no other.
+            """
+            nonlocal timer, reported
+            if statement.urgent and not reported and boot_now() >= session.silent_at:
+                reported = True
+                self._events.silent(session)
+            left = (until if reported else min(until, session.silent_at)) - boot_now()
             if left > 0:
                 timer = session.loop.call_later(left, give_up)
             else:
@@ -221,7 +228,7 @@ class AsyncioSessions:
             if not statement.finished:
                 session.withdraw(statement)
         if not statement.finished:
-            if boot_now() >= session.silent_at:
+            if not reported and boot_now() >= session.silent_at:
                 self._events.silent(session)
             raise unavailable(self.endpoint.name, "did not answer in time")
         return statement.rows()

@@ -162,14 +162,14 @@ class BlockingSessions:
 
     def _execute(self, session: WatchedSession, statement: PendingStatement, until: float) -> bool:
         if session.in_flight is not None:
-            self._finish(session, until)
+            self._finish(session, until, statement.urgent)
         elif session.alive:
             session.read_ready()  # the thread that watches may not have noticed yet that the server ended the session
         if not session.alive:
             raise unavailable(self.endpoint.name, "ended the session")
         session.send(statement)
         if session.in_flight is not None:
-            self._finish(session, until)
+            self._finish(session, until, statement.urgent)
         return True
 
     async def execute_each(self, statements: Mapping[AdvisorySession, PendingStatement], within: float) -> None:
@@ -202,18 +202,24 @@ class BlockingSessions:
 
         def finish() -> None:
             if session.in_flight is statement:
-                self._finish(session, until)
+                self._finish(session, until, statement.urgent)
 
         if statement.sent_at and not statement.finished:
             in_turn(session.turn, max(0.01, until - boot_now()), finish)
 
-    def _finish(self, session: WatchedSession, until: float) -> None:
+    def _finish(self, session: WatchedSession, until: float, urgent: bool) -> None:
+        """Read the answer that is due. An urgent statement waits for it in a silent session too: it has no other."""
+        reported = False  # that it is silent
         while session.in_flight is not None and session.alive:
-            if not session.poll.poll(max(0.0, (min(until, session.silent_at) - boot_now()) * 1000)):
-                if boot_now() >= session.silent_at:
-                    self._events.silent(session)
+            limit = until if reported else min(until, session.silent_at)
+            if session.poll.poll(max(0.0, (limit - boot_now()) * 1000)):
+                session.read_ready()
+                continue
+            if not reported and boot_now() >= session.silent_at:
+                self._events.silent(session)
+                reported = True
+            if not urgent or boot_now() >= until:
                 raise unavailable(self.endpoint.name, "did not answer in time")
-            session.read_ready()
 
     def send(self, session: AdvisorySession, statement: PendingStatement) -> None:
         assert isinstance(session, WatchedSession)
