@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from lockfast._model import Busy, Claim, Grant, Terms
+from lockfast._model import Busy, Claim, Grant, Renewal, Terms
 from lockfast.engine.acquire import acquire
 from lockfast.engine.core import Engine
 from lockfast.engine.lease import Lease
@@ -44,6 +45,10 @@ class BackAgain(StubBackend):
         self._ask(within)
         return await super().release(claim, linger=linger, within=within, successor=successor)
 
+    async def renew(self, batch: Sequence[Renewal], *, within: float) -> Sequence[bool | None]:
+        self._ask(within)
+        return await super().renew(batch, within=within)
+
 
 class Stage:
     def __init__(self, seed: int) -> None:
@@ -79,6 +84,15 @@ def test_a_release_asks_a_server_that_is_back_just_in_time(seed: int) -> None:
     lease = stage.take()
     stage.backend.back_at = stage.now + 0.95 * WAIT
     assert stage.run(stage.engine.release(lease))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_extension_asks_a_server_that_is_back_just_in_time(seed: int) -> None:
+    stage = Stage(seed)
+    lease = stage.take()
+    before, stage.backend.back_at = lease._deadline, stage.now + 0.95 * WAIT
+    stage.run(stage.engine.extend(lease, 60.0))
+    assert lease._deadline > before + 20.0
 
 
 @pytest.mark.parametrize("seed", SEEDS)
