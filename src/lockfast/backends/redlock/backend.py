@@ -27,10 +27,13 @@ from lockfast.errors import BackendUnavailable
 USUAL_TTL_S: Final = 30.0  # what a lock has by default, for a client that has not asked for any yet
 
 
+CAPABILITIES: Final = Capabilities(
+    drift=0.01, renew_batch=200, shared=False, limits=False, limiter=False, cell=False, wakes_once=False
+)
+
+
 class QuorumBackend(Votes, WithoutValues):
-    capabilities = Capabilities(
-        drift=0.01, renew_batch=200, shared=False, limits=False, limiter=False, cell=False, wakes_once=False
-    )
+    capabilities = CAPABILITIES
     url = ""  # one that leads to all servers, without secrets, where there is one
 
     def __init__(
