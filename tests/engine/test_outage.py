@@ -200,6 +200,19 @@ def test_a_server_that_had_time_to_answer_and_did_not_is_an_outage(kind: str, cl
     assert backend.abandoned == ["a"]
 
 
+def test_a_short_patience_is_an_outage_too_where_there_is_time_to_wait(kind: str, clock: FakeClock) -> None:
+    """Else a `with` that waits for ever would give up, and say that the lock is held."""
+    backend = HeldThenSilent(clock, after=1)
+
+    async def work(locks: LocksLogic) -> None:
+        locks.engine.patience = HASTY_S / 2
+        with pytest.raises(BackendUnavailable, match="did not answer in time"):
+            await locks.lock("a", ttl=TTL).acquire()
+
+    run_hurried(kind, lambda _: backend, work, clock)
+    assert backend.abandoned == ["a"]
+
+
 # A store that cannot be used at all
 
 

@@ -97,7 +97,8 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                     limit = FOREVER if wait is None else limit
                 pause = pause_for_retry(engine, failures, limit - now)
                 if not error.transient or pause is None or now + (error.retry_after or 0.0) > limit:
-                    if isinstance(answer, Busy) and failures == 1 and error.transient and within < HASTY_S:
+                    hasty = within < HASTY_S and within < most  # `wait` left so little, and not the caller's patience
+                    if isinstance(answer, Busy) and failures == 1 and error.transient and hasty:
                         return await _time_is_up(engine, claim, answer)
                     raise engine.outage.final(error) from error.__cause__
                 if error.retry_after is not None:
