@@ -84,7 +84,7 @@ class TestSessionsThatEnd(OnPostgres):
             assert await locks.lock("a").acquire(blocking=False) is None
             proxy.refuse()
             with impatient(locks), pytest.raises(BackendUnavailable, match=str(proxy.port)):
-                await locks.lock("a").acquire(blocking, 0.1 if blocking else None)
+                await locks.lock("a").acquire(blocking)
             proxy.heal()
             assert holder.held
             assert await holder.release()

@@ -49,7 +49,7 @@ class TestUnreachable(OnTable):
             assert await locks.lock("x").acquire(blocking=False) is None
             wire.refuse()
             with impatient(locks), pytest.raises(BackendUnavailable, match=str(wire.port)):
-                await locks.lock("x").acquire(blocking, 0.1 if blocking else None)
+                await locks.lock("x").acquire(blocking)
             wire.heal()
             assert holder.held
             assert await holder.release()
