@@ -30,6 +30,19 @@ from tests.servers.waiting import LIMIT, happens, until
 pytestmark = pytest.mark.slow
 
 
+def _noted_answers(locks: AwaitedLocks, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """From now on: all answers to its acquires."""
+    answers: list[Any] = []
+    ask = backend_of(locks).acquire
+
+    async def acquire(claim: Claim, *, enqueue: bool, within: float) -> Any:
+        answers.append(await ask(claim, enqueue=enqueue, within=within))
+        return answers[-1]
+
+    monkeypatch.setattr(backend_of(locks), "acquire", acquire)
+    return answers
+
+
 class TestServersThatMissSomething(OnAQuorum):
     async def test_a_failed_try_leaves_no_vote_whose_reply_was_lost(self, stage: Stage) -> None:
         self.quorum.proxies[2].refuse()
@@ -127,9 +140,13 @@ class TestServersThatMissSomething(OnAQuorum):
         holder, locks = await self.ready(stage), await self.ready(stage)
         held = await holder.lock("x", ttl=600).take()
         poll_often(monkeypatch)  # once a majority has answered, a server that is not subscribed to yet is left out
+        answers = _noted_answers(locks, monkeypatch)
         waiter = stage.start(locks.lock("x", ttl=600).take())
         await stage.until(lambda: all(self.at(stage, node, "x").waiters for node in range(3)), "its place at all")
         never_poll(monkeypatch)
+        await stage.until(
+            lambda: answers and answers[-1].retry_after == HOUR and locks.faults.waiting, "it to sleep for long"
+        )
         asked = [proxy.keep_back(script("acquire").digest) for proxy in self.quorum.proxies]
         assert await held.release()
         await stage.until(lambda: all(event.is_set() for event in asked), "all votes to be asked for")
