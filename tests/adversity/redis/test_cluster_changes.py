@@ -11,6 +11,7 @@ import pytest
 from redis.crc import key_slot
 
 from lockfast import BackendUnavailable, LeaseLost
+from lockfast._model import Grant, Renewal
 from lockfast.backends.redis.io.cluster import ClusterMap
 from lockfast.backends.redis.io.endpoints import Address
 from lockfast.testing.stage import Stage
@@ -18,6 +19,7 @@ from tests.adversity.redis.worlds import Anywhere, knows, record_of
 from tests.renewals import renewed
 from tests.servers.cluster import Nodes
 from tests.servers.server import HOST, Server
+from tests.servers.waiting import LIMIT
 
 pytestmark = pytest.mark.slow
 
@@ -134,6 +136,30 @@ class TestSlotsMove(Anywhere):
                     await locks.lock(stuck.name, wait=0.05).take()
                 for lease in leases:
                     assert await locks.lock(lease.name, wait=0).acquire() is None
+        finally:
+            hanging.go_on()
+
+    @pytest.mark.parametrize("knows", [True, False], ids=["script is known", "script is not known"])
+    async def test_one_batch_renews_the_leases_of_all_nodes_but_the_one_that_hangs(
+        self, stage: Stage, knows: bool
+    ) -> None:
+        verbs, batch = stage.locks().faults, list[Renewal]()
+        for node in self.nodes.primaries:
+            claim = stage.claim(name_on(self.nodes, stage, node), ttl=60)
+            grant = await verbs.acquire(claim, enqueue=False, within=LIMIT)
+            assert isinstance(grant, Grant)
+            batch.append(Renewal(claim, 60, grant.fence))
+        assert await verbs.renew(batch, within=LIMIT) == [True, True, True]
+        for node in self.nodes.primaries if not knows else ():
+            node.command("SCRIPT", "FLUSH")
+
+        async def all_others_are_renewed() -> bool:
+            return await verbs.renew(batch, within=2) == [None, True, True]
+
+        hanging = self.nodes.primaries[0]
+        hanging.pause()
+        try:
+            await stage.until(all_others_are_renewed, "answers of the other nodes, on a busy machine too")
         finally:
             hanging.go_on()
 

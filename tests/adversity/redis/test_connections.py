@@ -10,7 +10,9 @@ import pytest
 
 import lockfast
 from lockfast import BackendUnavailable
+from lockfast._worlds import drive
 from lockfast.backends.redis.io import blocking, resp
+from lockfast.backends.redis.io.endpoints import Address
 from tests.servers.proxy import Proxy
 from tests.servers.server import Server
 from tests.servers.waiting import LIMIT, join, stand_still, until
@@ -177,3 +179,23 @@ def test_a_new_connection_that_a_thread_had_no_time_for_shows_nothing_to_others(
         assert short is None or short.error is not None
         answer = connections._dial_another(None, connection, connection.asked_at + LIMIT)
         assert answer.error is None
+
+
+def test_servers_that_hang_when_they_are_connected_to_leave_the_others_of_a_cluster_their_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In threads servers without an idle connection are asked one after the other."""
+    now, given = 0.0, list[float]()
+
+    def hang(address: Address, request: bytes, replies: int, within: float) -> list[Any]:
+        nonlocal now
+        now += within
+        given.append(within)
+        raise BackendUnavailable("no answer")
+
+    with lockfast.connect("redis+cluster://h1,h2,h3") as locks:
+        connections = connections_of(locks)
+        monkeypatch.setattr(blocking, "boot_now", lambda: now)
+        monkeypatch.setattr(connections, "_ask", hang)
+        drive(connections.ask_each([(Address(f"h{number}", 6379), PING, 1) for number in (1, 2, 3)], 9.0))
+    assert given == [3.0, 3.0, 3.0]

@@ -392,7 +392,8 @@ class BlockingConnections:
     async def ask_each(
         self, requests: Sequence[tuple[Address | None, bytes, int]], within: float
     ) -> list[list[Any] | BackendUnavailable]:
-        """Servers with an idle connection are asked first: connecting to a dead one may take all of the time."""
+        """Servers with an idle connection are asked first: connecting to one that hangs may take long. Of those without
+        one, each has an equal part of the time that is left."""
         until = boot_now() + within
         replied: dict[Address | None, list[Any] | BackendUnavailable] = {}
         sent: list[tuple[Address | None, BlockingConnection, int, list[Any]]] = []
@@ -418,12 +419,13 @@ class BlockingConnections:
                 replied[address] = self._not_in_time(address, connection, failure, answers, replies, within)
             except BackendUnavailable as error:
                 replied[address] = error
-        for address, request, replies in requests:
-            if address not in replied:
-                try:
-                    replied[address] = self._ask(address, request, replies, max(_MIN_WITHIN_S, until - boot_now()))
-                except BackendUnavailable as error:
-                    replied[address] = error
+        unasked = [request for request in requests if request[0] not in replied]
+        for done, (address, request, replies) in enumerate(unasked):
+            part = (until - boot_now()) / (len(unasked) - done)
+            try:
+                replied[address] = self._ask(address, request, replies, max(_MIN_WITHIN_S, part))
+            except BackendUnavailable as error:
+                replied[address] = error
         return [replied[address] for address, _, _ in requests]
 
     def keeps_order(self, address: Address | None, since: float) -> bool:
