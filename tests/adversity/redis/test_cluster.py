@@ -154,8 +154,9 @@ class TestCluster(Anywhere):
         holder, locks, names = stage.locks(), stage.locks(), self.one_on_each(stage)
         before = self._subscribers()
         held = [await holder.lock(name, ttl=HOUR).take() for name in names]
-        waiters = [stage.start(locks.lock(name).take()) for name in names]
-        for name in names:
+        waiters = []
+        for name in names:  # one after the other
+            waiters.append(stage.start(locks.lock(name).take()))
             await stage.queue(name, 1)
         assert len(self._subscribers() - before) == 1
         for lease in held:

@@ -74,9 +74,10 @@ class TestLostWakeUps(OnAServer):
         never_poll(monkeypatch)
         holder, locks = self.beside_the_wire(stage), await self.ready(stage)
         held = [await holder.lock(f"x{number}", ttl=HOUR).take() for number in range(10)]
-        waiters = [stage.start(_take_and_release(locks, f"x{number // 2}")) for number in range(20)]
-        for number in range(10):
-            await self.waiting(stage, f"x{number}", 2)
+        waiters = []
+        for number in range(20):  # one after the other
+            waiters.append(stage.start(_take_and_release(locks, f"x{number // 2}")))
+            await self.waiting(stage, f"x{number // 2}", 1 + number % 2)
         assert self.server.command("CLIENT", "LIST", "TYPE", "pubsub").count(b" cmd=") == 1
         for lease in held:
             assert await lease.release()

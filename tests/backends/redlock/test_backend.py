@@ -287,8 +287,9 @@ class TestWaiting(OnAQuorum):
         never_poll(monkeypatch)
         holder, locks = await self.ready(stage), await self.ready(stage)
         held = [await holder.lock(f"x{number}", ttl=HOUR).take() for number in range(10)]
-        waiters = [stage.start(locks.lock(f"x{number}", ttl=HOUR).take()) for number in range(10)]
-        for number in range(10):
+        waiters = []
+        for number in range(10):  # one after the other
+            waiters.append(stage.start(locks.lock(f"x{number}", ttl=HOUR).take()))
             await stage.queue(f"x{number}", 1)
         listed = [server.command("CLIENT", "LIST", "TYPE", "pubsub") for server in self.quorum.servers]
         assert [lines.count(b" cmd=") for lines in listed] == [1, 1, 1]

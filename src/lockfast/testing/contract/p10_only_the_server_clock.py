@@ -75,6 +75,9 @@ class OnlyTheServerClock(Promise, about="store"):
         with _wall_clock_stepped(step):
             assert lease.held
             assert await stage.locks().lock("hour").acquire(blocking=False) is None
+            await lease.extend(120)
+            assert lease.remaining > 60
+            assert await stage.locks().lock("hour").acquire(blocking=False) is None
             await stage.until(lambda: not short.held)
             assert await stage.locks().lock("minute", wait=5).acquire() is not None
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lockfast._model import PRESENCE_S, Busy, Grant
+from lockfast._model import PRESENCE_S, Busy, Grant, Renewal
 from lockfast.errors import LeaseLost, LimitMismatch, LockError
 from lockfast.testing.awaited import AwaitedLease, AwaitedLock
 from lockfast.testing.contract.story import Promise, about, needs
@@ -164,6 +164,15 @@ class Semaphores(Promise, about="store", needs=("limits",)):
         with pytest.raises(LeaseLost):
             await lost.extend(60)
         assert await stage.fences("pool") == [following.fence]
+
+    async def test_a_claim_without_a_permit_frees_and_renews_none_at_the_store(self, stage: Stage) -> None:
+        permits = await _fill(stage, 2)
+        verbs, stranger = stage.locks().faults, stage.claim("pool", mode="shared", limit=2)
+        assert await verbs.release(stranger, linger=0.0, within=5) is False
+        assert await verbs.renew([Renewal(stranger, 60, permits[0].fence)], within=5) == [False]
+        await verbs.abandon(stranger, within=5)
+        assert await stage.fences("pool") == [permit.fence for permit in permits]
+        assert await stage.locks().semaphore("pool", 2).acquire(blocking=False) is None
 
     async def test_inspect_shows_every_holder_of_a_semaphore(self, stage: Stage) -> None:
         for name in ("worker-1", "worker-2"):
