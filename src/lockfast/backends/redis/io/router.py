@@ -37,7 +37,9 @@ _logger = logging.getLogger("lockfast")
 MAX_REDIRECTIONS = 5
 NODE_WITHIN_S = 1.0  # for a node to report its cluster: there are others to ask
 MAX_NAMES_PER_SCRIPT = 100  # that one script renews; the server does nothing else meanwhile
-FIRST_REPLIES_PART = 0.75  # of the time of requests to several servers; the rest is to follow NOSCRIPT and redirections
+FIRST_REPLIES_RATIO = (
+    0.75  # of the time of requests to several servers; the rest is to follow NOSCRIPT and redirections
+)
 
 
 _NO_SCRIPT = Script(b"", b"")
@@ -183,7 +185,7 @@ class RedisDriver:
             for address, indices in shares.items()
         ]
         # A server that hangs must leave the others their time.
-        first = within if len(requests) == 1 else within * FIRST_REPLIES_PART
+        first = within if len(requests) == 1 else within * FIRST_REPLIES_RATIO
         for (address, indices), share in zip(
             shares.items(), await self._connections.ask_each(requests, first), strict=True
         ):
