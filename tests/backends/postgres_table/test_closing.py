@@ -15,6 +15,8 @@ import lockfast
 import lockfast.aio
 from lockfast._ids import new_claim_id
 from lockfast._model import Busy, Claim, Grant, Terms
+from lockfast.backends.postgres_table.io import asyncio_, blocking
+from lockfast.backends.postgres_table.io.batching import CLEAN_UP_WITHIN_S
 from lockfast.errors import BackendUnavailable, LockError
 from tests.servers.postgres_tables import table
 from tests.servers.waiting import LIMIT, join, pause, until, until_async
@@ -26,6 +28,17 @@ OURS = "FROM pg_stat_activity WHERE datname = current_database() AND application
 LEFT = "SELECT (SELECT count(*) FROM distributed_locks) + (SELECT count(*) FROM lockfast_queue WHERE kind <> 'g')"
 
 Raised = list[type[BaseException]]
+
+
+def clean_up_within(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    for driver in (asyncio_, blocking):
+        monkeypatch.setattr(driver, "CLEAN_UP_WITHIN_S", seconds)
+
+
+@pytest.fixture(autouse=True)
+def _time_to_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is taken back after close() has all the time that a busy machine needs."""
+    clean_up_within(LIMIT, monkeypatch)
 
 
 def ask(folder: Path, sql: str) -> int:
@@ -166,8 +179,11 @@ def test_what_was_granted_to_one_that_was_closed_meanwhile_is_taken_back(tmp_pat
 
 
 @pytest.mark.parametrize("world", ["threads", "asyncio"])
-def test_what_cannot_be_taken_back_after_closing_is_tried_once_and_left_to_time(tmp_path: Path, world: str) -> None:
+def test_what_cannot_be_taken_back_after_closing_is_tried_once_and_left_to_time(
+    tmp_path: Path, world: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing may go on for as long as a ttl after a caller has closed everything."""
+    clean_up_within(CLEAN_UP_WITHIN_S, monkeypatch)
     claim = Claim(new_claim_id(), Terms("a", "a", "h", 600.0))
 
     async def story(locks: Any) -> None:
