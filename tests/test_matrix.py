@@ -260,6 +260,16 @@ def test_a_package_from_outside_is_found_by_its_scheme(tmp_path: Path, monkeypat
         lockfast.connect(url, replicas=1)
 
 
+def test_a_scheme_of_a_package_from_outside_is_among_those_that_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(_installed(tmp_path))
+    with pytest.raises(ValueError, match=r"known are memory://.*, jsonfile:// and"):
+        lockfast.connect("mysql://host")
+    with pytest.raises(ValueError, match=r"did you mean jsonfile://"):
+        lockfast.connect("jsonfil:///locks.json")
+
+
 def test_a_package_from_outside_that_cannot_be_imported_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,7 +152,8 @@ def _third_party(url: str, parts: SplitResult) -> UrlOpener:
     """The opener that an installed package has for this scheme. Raises ValueError if none has."""
     from importlib.metadata import entry_points  # here: slow to import, and not needed for our own schemes
 
-    for found in entry_points(group=ENTRY_POINTS, name=parts.scheme):
+    installed = entry_points(group=ENTRY_POINTS)
+    for found in installed.select(name=parts.scheme):
         try:
             open_url: UrlOpener = found.load()
         except Exception as error:
@@ -160,7 +161,7 @@ def _third_party(url: str, parts: SplitResult) -> UrlOpener:
                 f"{parts.scheme}:// belongs to {found.value}, which cannot be imported ({error})"
             ) from error
         return open_url
-    raise _unknown(url, parts.scheme)
+    raise _unknown(url, parts.scheme, sorted(installed.names - {*SCHEMES}))
 
 
 def _libraries_of(kind: type) -> set[str]:
@@ -180,18 +181,16 @@ def _refuse_other_databases(client: object) -> None:
         )
 
 
-def _unknown(url: str, scheme: str) -> ValueError:
-    """The error does not show the whole URL: it may contain a password."""
+def _unknown(url: str, scheme: str, installed: Sequence[str] = ()) -> ValueError:
+    """The error does not show the whole URL: it may contain a password. `installed` are schemes of other packages."""
     what = f"unknown scheme {shown(scheme)}" if "://" in url else "this is no URL"
-    return ValueError(f"{what}; {suggestion(url, SCHEMES) or f'known are {_known()}'}")
+    return ValueError(f"{what}; {suggestion(url, [*SCHEMES, *installed]) or f'known are {_known(installed)}'}")
 
 
-def _known() -> str:
+def _known(installed: Sequence[str] = ()) -> str:
     """One scheme for each backend; the docs list the others."""
-    return (
-        "memory://, sqlite:///file.db, redis://, redis+sentinel://, redis+cluster://, redlock://, postgresql:// and "
-        "postgresql+advisory://"
-    )
+    ours = "memory://, sqlite:///file.db, redis://, redis+sentinel://, redis+cluster://, redlock://, postgresql://"
+    return f"{', '.join([ours, *(f'{scheme}://' for scheme in installed)])} and postgresql+advisory://"
 
 
 def migration(url: str, schema: str | None = None) -> Migration:
