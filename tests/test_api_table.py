@@ -63,9 +63,8 @@ TABLES = tables(PAGE.read_text())
 
 
 def exported(module: ModuleType) -> dict[str, Any]:
-    listed = getattr(module, "__all__", None) or [
-        name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__
-    ]
+    """What `from module import *` brings."""
+    listed = module.__all__
     return {name: getattr(module, name) for name in listed if name == "__version__" or not name.startswith("_")}
 
 

@@ -57,6 +57,12 @@ def test_a_memory_lock_needs_neither_asyncio_nor_sqlite() -> None:
 
 
 @pytest.mark.slow
+def test_the_contract_without_pytest_names_the_extra() -> None:
+    code = "\ntry:\n    import lockfast.testing.contract\nexcept ImportError as error:\n    print(error)"
+    assert "the contract needs an extra: pip install 'lockfast[testing]'" in python(code, "-I", "-S")
+
+
+@pytest.mark.slow
 def test_both_worlds_run_on_the_standard_library_alone(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'locks.db'}"
     cycle = f"lock = lockfast.connect({url!r}).lock('a'); lock.acquire(False); lock.release()"

@@ -9,6 +9,19 @@ from __future__ import annotations
 
 from typing import Any
 
+__all__ = [
+    "AcquireTimeout",
+    "BackendUnavailable",
+    "Conflict",
+    "LeaseLost",
+    "LimitMismatch",
+    "LockError",
+    "NotHeld",
+    "SelfDeadlock",
+    "StaleFence",
+    "Unsupported",
+]
+
 
 class LockError(Exception):
     """The base of all errors of lockfast."""

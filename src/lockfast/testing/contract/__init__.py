@@ -20,7 +20,10 @@ from __future__ import annotations
 
 import pkgutil
 
-import pytest
+try:
+    import pytest
+except ImportError as error:
+    raise ImportError(f"the contract needs an extra: pip install 'lockfast[testing]' ({error})") from error
 
 # Before the stories are imported, so that a failure shows its values.
 pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__)))
