@@ -16,6 +16,7 @@ from lockfast.backends.redlock.io import blocking as redlock_blocking
 from lockfast.backends.redlock.io.asyncio_ import AsyncioFanout
 from lockfast.backends.redlock.io.blocking import BlockingFanout
 from lockfast.backends.redlock.io.fanout import Suspended, all_of_them
+from lockfast.backends.redlock.io.rounds import Round
 from tests.polling import HOUR
 from tests.servers.waiting import LIMIT, happens
 
@@ -121,8 +122,8 @@ class Answering:
 
     alive = True
 
-    def put(self, pending: Any, request: bytes, within: float) -> None:
-        asyncio.get_running_loop().call_soon(pending.set_result, b"")
+    def put(self, round: Round, node: int, request: bytes, replies: int, within: float) -> None:
+        asyncio.get_running_loop().call_soon(round.on_reply, node, b"")
 
     def close(self) -> None: ...
 

@@ -23,7 +23,7 @@ from lockfast.backends.redis.io.asyncio_ import AsyncioConnection, AsyncioSubscr
 from lockfast.backends.redis.io.resp import ReplyError, command, keep_alive, new_channel, refusal, unavailable
 from lockfast.backends.redlock.io.fanout import Enough, Late, NodeConnections, Verbs
 from lockfast.backends.redlock.io.members import RETRY_MIN_S, Member, refuse_wrong
-from lockfast.backends.redlock.io.rounds import PendingReply, Round
+from lockfast.backends.redlock.io.rounds import Round
 from lockfast.backends.redlock.io.stragglers import CleanUps
 from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.asyncio_ import AsyncioWaiters
@@ -32,13 +32,44 @@ from lockfast.errors import BackendUnavailable
 Connect = Callable[[int, float], Coroutine[Any, Any, None]]  # to one node, for requests or for wake-ups, in that time
 
 
+class PendingReply:
+    """A request of a round whose reply, or several, are still to come. A connection treats it as a future."""
+
+    __slots__ = ("_collected", "_done", "_node", "_replies", "_round")
+
+    def __init__(self, round: Round, node: int, replies: int) -> None:
+        self._round = round
+        self._node = node
+        self._replies = replies  # 0: one, and not in a list
+        self._collected: list[Any] = []
+        self._done = False
+
+    def done(self) -> bool:
+        return self._done
+
+    def set_result(self, reply: Any) -> None:
+        if self._replies:
+            self._collected.append(reply)
+            if len(self._collected) < self._replies:
+                return
+            reply = self._collected
+        self._done = True
+        self._round.members[self._node].failures = 0
+        self._round.on_reply(self._node, reply)
+
+    def set_exception(self, error: BackendUnavailable) -> None:
+        self._done = True
+        self._round.members[self._node].failed()
+        self._round.give_up(self._node, error)
+
+
 class AsyncioNodeConnection(AsyncioConnection):
     used_since = math.inf  # nothing was sent on it before
 
-    def put(self, pending: PendingReply, request: bytes, within: float) -> None:
+    def put(self, round: Round, node: int, request: bytes, replies: int, within: float) -> None:
         now = self._time()
-        waiting: Any = pending  # it has all of a future that a connection needs
-        self._unanswered.extend([(waiting, now, now + within)] * (pending.replies or 1))
+        waiting: Any = PendingReply(round, node, replies)
+        self._unanswered.extend([(waiting, now, now + within)] * (replies or 1))
         self._send(request, now + within)
         if not self.alive:
             self._fail("closed the connection")
@@ -179,12 +210,12 @@ class AsyncioFanout:
 
     # The transport of a round
 
-    def send(self, pending: PendingReply, request: bytes) -> None:
-        connection = self._connections[pending.node]
+    def send(self, round: Round, node: int, request: bytes, replies: int, now: float) -> None:
+        connection = self._connections[node]
         if connection is not None and connection.alive:
-            connection.put(pending, request, self.node_timeout)
+            connection.put(round, node, request, replies, self.node_timeout)
         else:
-            self._after(self._dial, pending.round, pending.node, partial(self.send, pending, request))
+            self._after(self._dial, round, node, partial(self.send, round, node, request, replies, now))
 
     def subscribe(self, round: Round, node: int) -> None:
         self._after(self._listen, round, node, partial(round.on_reply, node, None))
@@ -209,7 +240,7 @@ class AsyncioFanout:
             error = None if task.cancelled() else task.exception()
             if task.cancelled() or isinstance(error, BackendUnavailable):
                 round.fail(node, error or unavailable(member.name, "was disconnected", sent=False))  # type: ignore[arg-type]
-            elif node in round.pending:
+            elif round.verbs[node] is not None:
                 go_on()
 
         timer = task.get_loop().call_later(self.node_timeout, is_late)

@@ -76,12 +76,13 @@ class BlockingFanout:
         try:
             connections = self._take(claim)
             if None in connections.connections:
-                until = boot_now() + within
+                started = self._stragglers.asked_at = boot_now()
                 connections = self._connected(connections, within)
-                within = max(0.01, until - boot_now())
+                within = max(0.01, started + within - boot_now())
             if new:
                 refuse_wrong(self.members)
             round.start(connections, within, self.node_timeout)
+            self._stragglers.asked_at = round.since
             connections.read_in_turn(round)
             if round.pending and not round.is_enough:
                 self._wait(connections, round)
@@ -118,7 +119,6 @@ class BlockingFanout:
         """The set that a vote for this claim is still under way on, so that what is asked now comes later."""
         if self._closed:
             raise closed_driver(self.members[0].name)
-        self._stragglers.asked_at = boot_now()
         late = self._late.pop(claim, None)
         if late is not None:
             try:

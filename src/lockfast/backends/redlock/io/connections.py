@@ -24,10 +24,12 @@ from lockfast._time import boot_now
 from lockfast.backends.redis.io.blocking import BlockingConnection
 from lockfast.backends.redis.io.resp import NOTHING, unavailable
 from lockfast.backends.redlock.io.members import Member
-from lockfast.backends.redlock.io.rounds import PendingReply, Round
+from lockfast.backends.redlock.io.rounds import Round
 from lockfast.errors import BackendUnavailable
 
 T = TypeVar("T")
+# A request: its round, the number of its replies (0: one, and not in a list), those that came, and when it was sent.
+Unanswered = tuple[Round, int, list[Any], float]
 
 _RECEIVE_BYTES: Final = 4096  # replies are short, and room for long ones costs time
 _TURN: Final = struct.pack("ll", 0, 1000)  # a timeval of 1 ms: the longest that a server is waited for in its turn
@@ -42,20 +44,13 @@ class BlockingNodeConnection(BlockingConnection):
         super().__init__(member, None, within)
         self.node = node
         self.number = self.socket.fileno()
-        self.pending: deque[PendingReply] = deque()
+        self.unanswered: deque[Unanswered] = deque()
         self.member = member
+        self.write = self._send  # raises OSError
         self.in_turn = not self._tls
         self.socket.setblocking(self.in_turn)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             self.socket.setsockopt(socket.SOL_SOCKET, option, _TURN)
-
-    def put(self, pending: PendingReply, request: bytes) -> None:
-        """Raises OSError."""
-        if pending.replies:
-            self.pending.extend([pending] * pending.replies)
-        else:
-            self.pending.append(pending)
-        self._send(request)
 
     def read(self) -> bool:
         """Hand what has arrived to the rounds; False if the connection has ended."""
@@ -71,8 +66,16 @@ class BlockingNodeConnection(BlockingConnection):
             return False
         try:
             self._feed(data)
-            while self.pending and (reply := self._gets()) is not NOTHING:
-                self.pending.popleft().set_result(reply)
+            while self.unanswered and (reply := self._gets()) is not NOTHING:
+                round, replies, collected, _ = self.unanswered[0]
+                if replies:
+                    collected.append(reply)
+                    if len(collected) < replies:
+                        continue
+                    reply = collected
+                self.unanswered.popleft()
+                self.member.failures = 0
+                round.on_reply(self.node, reply)
         except hiredis.HiredisError:
             return False
         return True
@@ -82,10 +85,10 @@ class BlockingNodeConnection(BlockingConnection):
 
     def end(self, what: str) -> None:
         """Its requests may still be carried out, and their replies are not read any more. No fault of the server."""
-        pending, self.pending = self.pending, deque()
+        unanswered, self.unanswered = self.unanswered, deque()
         self.close()
-        for each in pending:
-            each.give_up(unavailable(self.member.name, what))
+        for round, *_ in unanswered:
+            round.give_up(self.node, unavailable(self.member.name, what))
 
 
 def at_once(jobs: Sequence[Callable[[], T]]) -> list[T]:
@@ -208,15 +211,16 @@ class ConnectionSet:
 
     # The transport of a round
 
-    def send(self, pending: PendingReply, request: bytes) -> None:
-        connection = self.connections[pending.node]
+    def send(self, round: Round, node: int, request: bytes, replies: int, now: float) -> None:
+        connection = self.connections[node]
         if connection is None:
-            pending.round.fail(pending.node, self._members[pending.node].out_of_reach())
+            round.fail(node, self._members[node].out_of_reach())
             return
+        connection.unanswered.append((round, replies, [], now))
         try:
-            connection.put(pending, request)
+            connection.write(request)
         except OSError as error:
-            self.discard(pending.node, f"closed the connection: {error}")  # which fails the round there too
+            self.discard(node, f"closed the connection: {error}")  # which fails the round there too
 
     def subscribe(self, round: Round, node: int) -> None:
         if self.connections[node] is None:  # then the request that needs it cannot be sent either
@@ -251,7 +255,7 @@ class ConnectionSet:
             self._polled -= 1
             return
         for connection in self.connections:
-            if connection is None or not connection.in_turn or not connection.pending or connection.member.failures:
+            if connection is None or not connection.in_turn or not connection.unanswered or connection.member.failures:
                 continue
             if not connection.read():
                 self.discard(connection.node, "closed the connection")
@@ -275,21 +279,21 @@ class ConnectionSet:
 
     def give_up_silent(self, now: float, patience: float) -> None:
         for node, connection in enumerate(self.connections):
-            if connection is not None and connection.pending and connection.pending[0].since + patience <= now:
+            if connection is not None and connection.unanswered and connection.unanswered[0][-1] + patience <= now:
                 self.discard(node, "did not answer in time")
 
     def is_due(self, claim: str, node: int) -> bool:
         """Whether a reply for that claim is due there, or may be."""
         connection = self.connections[node]
-        return connection is None or any(pending.round.claim == claim for pending in list(connection.pending))
+        return connection is None or any(round.claim == claim for round, *_ in list(connection.unanswered))
 
     def is_unfinished(self) -> bool:
         """Whether a verb goes on with a reply that is due here."""
         return any(
-            pending.node in pending.round.pending
+            round.verbs[connection.node] is not None
             for connection in self.connections
             if connection is not None
-            for pending in connection.pending
+            for round, *_ in connection.unanswered
         )
 
     def close(self) -> None:

@@ -31,8 +31,10 @@ LINGER_S: Final = 0.01  # after a majority, the others are likely to answer with
 class Transport(Protocol):
     """Where the requests of a round go."""
 
-    def send(self, pending: PendingReply, request: bytes) -> None:
-        """Write it to the server of that node, or fail the round there."""
+    def send(self, round: Round, node: int, request: bytes, replies: int, now: float) -> None:
+        """Write it to the server of that node, or fail the round there. The round is given the reply, or, if there are
+        `replies`, the list of them.
+        """
         ...
 
     def subscribe(self, round: Round, node: int) -> None:
@@ -40,53 +42,19 @@ class Transport(Protocol):
         ...
 
 
-class PendingReply:
-    """One request of a round whose reply, or several, are still to come on one connection.
-
-    Connections of asyncio treat it as a future.
-    """
-
-    __slots__ = ("_collected", "_done", "node", "replies", "round", "since")
-
-    def __init__(self, round: Round, node: int, replies: int, since: float) -> None:
-        self.round = round
-        self.node = node
-        self.replies = replies  # 0: one, and not in a list
-        self.since = since
-        self._collected: list[Any] = []
-        self._done = False
-
-    def done(self) -> bool:
-        return self._done
-
-    def set_result(self, reply: Any) -> None:
-        if self.replies:
-            self._collected.append(reply)
-            if len(self._collected) < self.replies:
-                return
-            reply = self._collected
-        self._done = True
-        self.round.members[self.node].failures = 0
-        self.round.on_reply(self.node, reply)
-
-    def set_exception(self, error: BackendUnavailable) -> None:
-        """The server failed to answer."""
-        self.round.members[self.node].failed()
-        self.give_up(error)
-
-    def give_up(self, error: BackendUnavailable) -> None:
-        """The request may still be carried out, and its reply is not read any more."""
-        if self.round.claim:
-            self.round.members[self.node].mark_in_doubt(self.round.claim)
-        if not self._done:
-            self._done = True
-            self.round.fail(self.node, error)
-
-
 class Round:
     """A verb for each node. A coroutine stops where its request is under way, and goes on with the reply."""
 
+    on_change: Callable[[], None] | None = None  # called with each result
+    since = 0.0
+    over_at = math.inf  # the round waits no longer than that
+    late_at = math.inf  # a server that has not answered the last request by then counts as unreachable
+    is_enough = False
+    is_dropped = False
+    is_over = False  # no caller waits for it any more
     _transport: Transport
+    _node_timeout = math.inf
+    _is_settled = False
 
     def __init__(
         self,
@@ -100,47 +68,45 @@ class Round:
         self.claim = claim
         self.members = members
         self.results: list[Any] = [PENDING] * len(verbs)
-        self.pending: dict[int, Any] = {node: verb for node, verb in enumerate(verbs) if verb is not None}
-        self.on_change: Callable[[], None] | None = None  # called with each result
-        self.since = 0.0
-        self.over_at = math.inf  # the round waits no longer than that
-        self.late_at = math.inf  # a server that has not answered the last request by then counts as unreachable
-        self._node_timeout = math.inf
-        self.is_dropped = False
-        self.is_enough = False
+        self.verbs: list[Any] = list(verbs)  # of each node; None if there is none, or it has ended
+        self.pending = len(verbs) - verbs.count(None)  # verbs that have not ended
         self._enough = enough if enough is not all_of_them else None
         self._settled = settled
         self._late = late
-        self._is_settled = self.is_over = False
 
     def start(self, transport: Transport, within: float, node_timeout: float) -> None:
         self._transport = transport
         self.since = since = boot_now()
         self.over_at, self.late_at = since + within, since + node_timeout
         self._node_timeout = node_timeout
-        pending = list(self.pending.items())
-        if self._enough is not None and len(pending) < len(self.results):  # what is known already may be enough
+        if self._enough is not None and self.pending < len(self.verbs):  # what is known already may be enough
             self.is_enough = self._enough(self.results)
-        for node, verb in pending:
-            if verb.__class__ is bytes:
-                transport.send(PendingReply(self, node, 0, since), verb)
-            else:
+        for node, verb in enumerate(self.verbs):
+            if verb.__class__ is bytes:  # quicker than isinstance, as below
+                transport.send(self, node, verb, 0, since)
+            elif verb is not None:
                 self._step(node, verb.send, None)
 
     def on_reply(self, node: int, reply: Any) -> None:
         """Let the verb of that node run until it stops again. Does nothing if the verb was dropped."""
-        verb = self.pending.get(node)
-        if verb.__class__ is bytes:  # quicker than isinstance, as below
+        verb = self.verbs[node]
+        if verb.__class__ is bytes:
             self._end(node, reply)
         elif verb is not None:
             self._step(node, verb.send, reply)
 
     def fail(self, node: int, error: BackendUnavailable) -> None:
-        verb = self.pending.get(node)
+        verb = self.verbs[node]
         if verb.__class__ is bytes:
             self._end(node, error)
         elif verb is not None:
             self._step(node, verb.throw, error)
+
+    def give_up(self, node: int, error: BackendUnavailable) -> None:
+        """The last request there may still be carried out, and its reply is not read any more."""
+        if self.claim:
+            self.members[node].mark_in_doubt(self.claim)
+        self.fail(node, error)
 
     def _step(self, node: int, resume: Callable[[Any], Suspended], value: Any) -> None:
         try:
@@ -153,26 +119,22 @@ class Round:
             if suspended.request:
                 now = boot_now()
                 self.late_at = now + self._node_timeout  # each request of a verb has so long
-                self._transport.send(PendingReply(self, node, suspended.replies, now), suspended.request)
+                self._transport.send(self, node, suspended.request, suspended.replies, now)
                 if self.on_change is not None and self.over_at <= self.late_at:
                     self.on_change()  # the round may end before the request is late
             else:
                 self._transport.subscribe(self, node)
 
     def _end(self, node: int, result: Any) -> None:
-        del self.pending[node]
+        self.verbs[node] = None
+        self.pending -= 1
         if self.is_over:
             if self._late is not None:
                 self._late(node, result)
             return
         self.results[node] = result
-        if not self.is_enough:
-            if self._enough is not None:
-                self.is_enough = self._enough(self.results)
-            if self._settled is not None and not self._is_settled and self._settled(self.results):
-                self._is_settled = True
-                now = boot_now()
-                self.over_at = min(self.over_at, now + max(LINGER_S, now - self.since))
+        if self._enough is not None and not self.is_enough:
+            self.is_enough = self._enough(self.results)
         if self.on_change is not None:
             self.on_change()
 
@@ -180,18 +142,27 @@ class Round:
         """Enough is known, or all have answered but the servers that a round does not wait for."""
         if self.is_enough or not self.pending:
             return True
-        if boot_now() >= self.over_at:
+        now = boot_now()
+        self._check_settled(now)
+        if now >= self.over_at:
             return True
-        for node in self.pending:
-            if not self.members[node].failures:
+        for node, verb in enumerate(self.verbs):
+            if verb is not None and not self.members[node].failures:
                 return False
         return 2 * sum(map(has_answered, self.results)) > len(self.members)
 
+    def _check_settled(self, now: float) -> bool:
+        """Whether the outcome is known. From when that is first seen, the other nodes have a moment."""
+        if self._settled is not None and not self._is_settled and self._settled(self.results):
+            self._is_settled = True
+            self.over_at = min(self.over_at, now + max(LINGER_S, now - self.since))
+        return self._is_settled
+
     def close(self) -> list[Any]:
         """The results. The verbs that have none yet are dropped, or go on and are reported to `late`."""
-        if self.pending and not self.is_enough and not self._is_settled:
+        if self.pending and not self.is_enough:
             now = boot_now()
-            if now >= self.over_at or now >= self.late_at:
+            if not self._check_settled(now) and (now >= self.over_at or now >= self.late_at):
                 self._time_out(now >= self.late_at)
         self.is_over = True
         if self.pending and self._late is None:
@@ -200,7 +171,9 @@ class Round:
         return self.results
 
     def _time_out(self, unreachable: bool) -> None:
-        for node, verb in list(self.pending.items()):
+        for node, verb in enumerate(self.verbs):
+            if verb is None:
+                continue
             member = self.members[node]
             _close(verb)
             if unreachable:
@@ -211,11 +184,13 @@ class Round:
 
     def drop(self) -> None:
         """Requests that are under way take effect, and nothing goes on with their replies."""
-        pending, self.pending = self.pending, {}
-        for verb in pending.values():
-            _close(verb)
+        for node, verb in enumerate(self.verbs):
+            if verb is not None:
+                self.verbs[node] = None
+                _close(verb)
+        self.pending = 0
 
 
 def _close(verb: Verb) -> None:
-    if not isinstance(verb, bytes):
-        verb.close()
+    if verb.__class__ is not bytes:
+        verb.close()  # type: ignore[union-attr]
