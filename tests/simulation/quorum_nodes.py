@@ -144,10 +144,19 @@ class NodeNetwork(Network):
         self.simulation.later(delay, lambda: None if self.down else call.arrive())
 
 
+class EveryKey:
+    """As a set of contended keys it excludes the quick scripts."""
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+
 class SimulatedNode(RemoteBackend):
     """A client's view of one server."""
 
     network: NodeNetwork
+    contended = EveryKey()
+    in_doubt = frozenset[str]()
 
     def __init__(self, network: NodeNetwork, world: SimulatedWorld) -> None:
         super().__init__(network, world)
@@ -167,12 +176,6 @@ class SimulatedNode(RemoteBackend):
 
     def mark_in_doubt(self, id: str) -> None:
         """A late request may take effect; time ends what it does."""
-
-    def is_in_doubt(self, id: str) -> bool:
-        return False
-
-    def is_uncontended(self, claim: Claim) -> bool:
-        return False
 
     load_quick_vote = b""
 

@@ -16,7 +16,7 @@ from lockfast.backends.redlock.backend import QuorumBackend
 from lockfast.backends.redlock.io.fanout import PENDING
 from lockfast.backends.redlock.tally import BrokenHolds
 from lockfast.errors import BackendUnavailable
-from tests.simulation.quorum_nodes import VotingBackend
+from tests.simulation.quorum_nodes import EveryKey, VotingBackend
 
 WITHIN = 1.0
 
@@ -25,6 +25,8 @@ class Server(VotingBackend):
     """One of the quorum. It may be down, its answer may be lost, and what is given back may come late."""
 
     name = "server"
+    contended = EveryKey()
+    in_doubt = frozenset[str]()
 
     def __init__(self) -> None:
         store = MemoryStore(clock=lambda: 0.0)
@@ -39,12 +41,6 @@ class Server(VotingBackend):
         return self.years
 
     def mark_in_doubt(self, id: str) -> None: ...
-
-    def is_in_doubt(self, id: str) -> bool:
-        return False
-
-    def is_uncontended(self, claim: Claim) -> bool:
-        return False
 
     async def vote(self, claim: Claim, *, fence: int, order: int, enqueue: bool, within: float) -> Grant | Busy:
         self._must_answer()

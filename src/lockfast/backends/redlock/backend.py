@@ -73,19 +73,12 @@ class QuorumBackend(Votes, WithoutValues):
             results = await self._fanout.ask(
                 verbs, all_of_them, within=within, claim=claim.id, settled=settled, late=late
             )
-            freed = results.count(1) >= self._quorum.majority and all(map(_is_over, results))
-            if freed and not self._may_come_late(claim, results):
+            freed = results.count(1)
+            if freed == len(results) or (freed >= self._quorum.majority and _is_over(claim, self._nodes, results)):
                 self._clean_up_where_needed(claim, results)
                 self._histories.pop(claim.id, None)
                 return True
         return await self._release(claim, results, linger, self._quorum.time_left(until), successor)
-
-    def _may_come_late(self, claim: Claim, results: Sequence[Any]) -> bool:
-        """Some server has nothing to release, and that may be because the vote is still on its way there."""
-        if 0 not in results:
-            return False
-        nodes = zip(self._nodes, results, strict=True)
-        return any(result == 0 and not node.is_uncontended(claim) for node, result in nodes)
 
     async def _release(self, claim: Claim, first: Sequence[Any], linger: float, within: float, successor: str) -> bool:
         """At the nodes that have not freed it, by what they answered at `first`."""
@@ -142,7 +135,7 @@ class QuorumBackend(Votes, WithoutValues):
     def _clean_up_where_needed(self, claim: Claim, results: Sequence[Any]) -> None:
         """Where the outcome is not known, or where a request may have been overtaken."""
         for number, node in enumerate(self._nodes):
-            if results[number].__class__ is BackendUnavailable or node.is_in_doubt(claim.id):
+            if results[number].__class__ is BackendUnavailable or claim.id in node.in_doubt:
                 self._quorum.clean_up_later(claim, number)
 
     # What can be seen
@@ -225,9 +218,18 @@ async def _release_or_leave(node: Node, claim: Claim, linger: float, within: flo
     return False
 
 
-def _is_over(answer: Any) -> bool:
-    """Nothing else has to be sent to that server now: its answer may come late, or it cannot be reached."""
-    return answer in (0, 1) or not has_answered(answer)
+def _is_over(claim: Claim, nodes: Sequence[Node], results: Sequence[Any]) -> bool:
+    """Nothing else has to be sent now: an answer may come late, or the server cannot be reached.
+
+    But where there was nothing to release a vote may be on its way.
+    """
+    for node, result in zip(nodes, results, strict=True):
+        if result == 0:
+            if claim.terms.key in node.contended or claim.id in node.in_doubt:
+                return False
+        elif result != 1 and has_answered(result):
+            return False
+    return True
 
 
 def _info(found: Any, key: str) -> Any:

@@ -51,28 +51,15 @@ class NodeDriver(RedisDriver):
 class RedisNode(RedisBackend):
     def __init__(self, driver: RedisDriver, member: Member) -> None:
         super().__init__(driver)
-        self._member = member
+        self.name = member.name
+        self.age = member.age  # seconds for which it has remembered everything, as far as that can be known
+        self.contended, self.in_doubt = self._contended, self._unanswered
         member.mark_in_doubt = self.mark_in_doubt
         self._asked: dict[str, tuple[int, int]] = {}  # by claim that a vote is asked for: its proposal and its order
-
-    @property
-    def name(self) -> str:
-        return self._member.name
-
-    def age(self) -> float:
-        """Seconds for which it has remembered everything, as far as that can be known."""
-        return self._member.age()
 
     def mark_in_doubt(self, id: str) -> None:
         """A request of this claim may still arrive, after the next one."""
         self._note_unanswered(id, boot_now())
-
-    def is_in_doubt(self, id: str) -> bool:
-        return id in self._unanswered
-
-    def is_uncontended(self, claim: Claim) -> bool:
-        """Whether the quick scripts are enough, as far as is known."""
-        return claim.terms.key not in self._contended and claim.id not in self._unanswered
 
     def quick_vote(self, claim: Claim, fence: int) -> bytes:
         """The same request for every server: it votes if the name is free. Its reply is a fence or None."""

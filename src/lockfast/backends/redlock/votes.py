@@ -27,17 +27,16 @@ MAX_HISTORIES: Final = 10_000
 class ClaimHistory:
     """What a client remembers of a claim of its own."""
 
-    __slots__ = ("fence", "granted_by", "order", "sent", "splits", "unknown_at", "void", "woken")
+    void = 0  # votes with fences up to this one were given back, and that may arrive late
+    order = 0  # in the queue, the same at every server; 0 if it never had to wait
+    granted_by: frozenset[int] | None = None  # these nodes; at the others it may be in the queue
+    splits = 0  # rounds in a row in which it got some votes and not enough
+    unknown_at: frozenset[int] = frozenset()  # the nodes that may have granted it, or may still
+    sent = False  # a vote was asked for, and that may have reached a server
+    woken = False  # it is about to ask because a server woke it
 
     def __init__(self, fence: int = 0) -> None:
         self.fence = fence  # of its grant: asked for again, it is to have the same
-        self.void = 0  # votes with fences up to this one were given back, and that may arrive late
-        self.order = 0  # in the queue, the same at every server; 0 if it never had to wait
-        self.granted_by: frozenset[int] | None = None  # these nodes; at the others it may be in the queue
-        self.splits = 0  # rounds in a row in which it got some votes and not enough
-        self.unknown_at: frozenset[int] = frozenset()  # the nodes that may have granted it, or may still
-        self.sent = False  # a vote was asked for, and that may have reached a server
-        self.woken = False  # it is about to ask because a server woke it
 
     @property
     def is_simple(self) -> bool:
@@ -104,18 +103,22 @@ class Votes:
         history = self._histories.get(claim.id)
         if history is not None and not history.is_simple:
             return False
-        return all([node.is_uncontended(claim) for node in self._nodes])  # noqa: C419 (quicker than a generator)
+        for node in self._nodes:  # noqa: SIM110 (quicker than a generator)
+            if claim.terms.key in node.contended or claim.id in node.in_doubt:
+                return False
+        return True
 
     async def _quick_votes(self, claim: Claim, within: float) -> Grant | None:
         """None if it has to be asked for by `_votes`, which can do more."""
         history = self._histories.get(claim.id)
         fence = history.fence if history is not None and history.fence else self._propose(0)
         wanted, request = b"%016d" % fence, self._nodes[0].quick_vote(claim, fence)
+        majority = self._quorum.majority
 
         def enough(results: Sequence[Any]) -> bool:
             """A majority has voted, or none can any more."""
             votes = results.count(wanted)
-            return votes >= self._quorum.majority or votes + results.count(PENDING) < self._quorum.majority
+            return votes >= majority or votes + results.count(PENDING) < majority
 
         results = await self._fanout.ask([request] * len(self._nodes), enough, within=within, claim=claim.id, new=True)
         history = self._histories[claim.id] = ClaimHistory(fence)  # if it is asked for again, it is for the same
@@ -127,11 +130,10 @@ class Votes:
             if any([one.__class__ is ReplyError and kind_of(one) == "NOSCRIPT" for one in results]):  # noqa: C419
                 load = [self._nodes[0].load_quick_vote] * len(self._nodes)  # an operator has flushed the scripts
                 await self._fanout.ask(load, all_of_them, within=within)
-        if votes >= self._quorum.majority and self._quorum.excluded_for(claim) > 0:
-            votes = sum(
-                [one == wanted and self._quorum.counts(self._nodes[node], claim) for node, one in enumerate(results)]
-            )
-        return Grant(fence, fence / 1e6) if votes >= self._quorum.majority else None
+        excluded = self._quorum.excluded_for(claim)
+        if votes >= majority and excluded > 0:
+            votes = sum([one == wanted and self._nodes[node].age() >= excluded for node, one in enumerate(results)])
+        return Grant(fence, fence / 1e6) if votes >= majority else None
 
     # Where others may want it
 
