@@ -21,7 +21,7 @@ from tests.servers.postgres import USER, PostgresServer
 from tests.servers.postgres_tables import empty_table
 from tests.servers.proxy import Proxy
 from tests.servers.server import HOST, Server
-from tests.servers.waiting import LIMIT, join, until
+from tests.servers.waiting import LIMIT_S, join, until
 
 import lockfast
 from bench.harness import Finding, Setting
@@ -198,7 +198,7 @@ def _after_death(url: str) -> float:
         with lockfast.connect(url) as locks:
             holder.signal(signal.SIGKILL)
             started = boot_now()
-            lease = locks.lock("x", wait=LIMIT).acquire()
+            lease = locks.lock("x", wait=LIMIT_S).acquire()
             taken = boot_now() - started
             if lease is not None:
                 lease.release()
@@ -260,6 +260,6 @@ def _after_command(url: str, folder: Path) -> float:
     until(beats.exists, "the command")
     with lockfast.connect(url) as locks:
         locks.break_lock("x")
-    running.wait(LIMIT)
+    running.wait(LIMIT_S)
     ended = float(subprocess.run(["date", "+%s.%N"], capture_output=True, text=True, check=True).stdout)
     return ended - float(beats.read_text())

@@ -21,7 +21,7 @@ import pytest
 from tests.crashes import stacks
 
 DEFAULT_S = 210.0  # the soft limit of pyproject.toml, and some
-LONGER = 1.25  # times the soft limit, for a test that has one of its own
+LONGER_S = 1.25  # times the soft limit, for a test that has one of its own
 
 
 class HardLimit:
@@ -58,7 +58,7 @@ class HardLimit:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         own = item.get_closest_marker("timeout")
-        self.set(float(own.args[0]) * LONGER if own is not None and own.args and own.args[0] else None)
+        self.set(float(own.args[0]) * LONGER_S if own is not None and own.args and own.args[0] else None)
         try:
             return (yield)
         finally:

@@ -18,7 +18,7 @@ import pytest
 
 import lockfast
 import lockfast.aio
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 FOLDER = Path(__file__).parent.parent / "examples"
 FILES = {file.name: file for file in sorted(FOLDER.glob("*.py"))}
@@ -51,7 +51,7 @@ SHOWN_ON_A_PAGE = {"in_transaction": "backends/postgres_advisory.md"}  # needs a
 NOT_PRIMITIVES = {"holder", "events", "inspect", "list", "break_lock", "doctor", "close"}
 
 
-def run(file: Path, folder: Path, *, seconds: float = LIMIT) -> tuple[int, str]:
+def run(file: Path, folder: Path, *, seconds: float = LIMIT_S) -> tuple[int, str]:
     """Its exit code and all it prints, warnings being errors.
 
     Waits until the output ends, and that is when the last process has ended that was started: each has it from its

@@ -13,7 +13,7 @@ import lockfast
 from lockfast import BackendUnavailable, _connect, aio
 from lockfast._secrets import hide, secrets_in, shown_url
 from lockfast.backends.redis.io.urls import endpoint_of_url
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 SECRET = "s3cret"
 SCHEMES = (*_connect.SCHEMES, "nosuch")
@@ -111,7 +111,7 @@ def test_the_cause_shows_no_password_of_a_sentinel(world: str) -> None:
     url = f"rediss+sentinel://127.0.0.1:1/main?sentinel_password={SECRET}&ssl_password={SECRET}'2&password={SECRET}3"
     place = endpoint_of_url(urlsplit(url))
     with pytest.raises(BackendUnavailable) as caught:
-        place.dial(None, LIMIT) if world == "threads" else asyncio.run(place.dial_async(None, LIMIT))
+        place.dial(None, LIMIT_S) if world == "threads" else asyncio.run(place.dial_async(None, LIMIT_S))
     shown = "".join(traceback.format_exception(caught.value))
     assert "no primary of 'main' was found" in shown
     assert SECRET not in shown

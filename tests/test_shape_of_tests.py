@@ -18,7 +18,7 @@ from tests.parsing import collector_at_rest, nodes_of
 
 TESTS = Path(__file__).parent
 STORIES = TESTS.parent / "src" / "lockfast" / "testing" / "contract"
-LEAST = 30.0  # seconds: what a test waits for in earnest is given at least so much time
+LEAST_S = 30.0  # seconds: what a test waits for in earnest is given at least so much time
 
 CLOCKS = {"monotonic", "perf_counter", "process_time", "boot_now", "time"}
 WAITS = {"join", "result", "communicate", "wait", "wait_for", "timeout", "notifies", "get_message"}
@@ -185,13 +185,13 @@ def _polls(test: ast.expr) -> bool:
 
 
 def short_limits(files: Files) -> Iterator[str]:
-    """A wait for a thread, a task or a process that a slow machine fails. LIMIT is for that."""
+    """A wait for a thread, a task or a process that a slow machine fails. LIMIT_S is for that."""
     for file in files.values():
         for call in file.calls if file.name not in MAY_WAIT_BRIEFLY else ():
             timed = _called(call) in WAITS or ast.unparse(call.func).startswith("subprocess.")
             limits = [word.value for word in call.keywords if word.arg == "timeout"]
             limits += call.args[-1:] if _called(call) in WAITS - {"communicate", "get_message"} else []
-            if timed and any(1 <= _number(limit) < LEAST for limit in limits):
+            if timed and any(1 <= _number(limit) < LEAST_S for limit in limits):
                 yield file.at(call)
 
 
@@ -220,7 +220,7 @@ def short_waits_that_need_an_answer(files: Files) -> Iterator[str]:
 
 
 def _short(call: ast.AST, word: str) -> bool:
-    return any(one.arg == word and 0 < _number(one.value) < LEAST for one in _keywords(call))
+    return any(one.arg == word and 0 < _number(one.value) < LEAST_S for one in _keywords(call))
 
 
 def _that_must_succeed(file: File) -> Iterator[ast.AST]:
@@ -377,14 +377,14 @@ async def f():
         await locks.lock("x", wait=0.3).take()
 while not done:
     work()
-thread.join(LIMIT)
+thread.join(LIMIT_S)
 ", ".join(["a"])
 assert not signal.wait(0.001)
 assert locks.lock("x", wait=0).acquire() is None
 with suppress(BackendUnavailable):
     assert locks.lock("x", wait=0.5).acquire() is None
 with locks.lock("x", wait=0): pass
-with locks.lock("x", wait=LIMIT): pass
+with locks.lock("x", wait=LIMIT_S): pass
 server.configure("maxmemory", 1)
 server.command("CONFIG", "RESETSTAT")
 psql("SELECT pid FROM pg_stat_activity WHERE application_name = 'me' AND datname = current_database()")

@@ -27,7 +27,7 @@ from tests.servers.clocks import SHARED, JumpyServer
 from tests.servers.processes import children_of, has_ended, listed_children, listed_state, process_state
 from tests.servers.proxy import Proxy
 from tests.servers.server import HOST
-from tests.servers.waiting import LIMIT, happens, join, stand_still, until
+from tests.servers.waiting import LIMIT_S, happens, join, stand_still, until
 from tests.side_by_side import main as run_side_by_side
 
 ROOT = Path(__file__).parent.parent
@@ -221,7 +221,7 @@ def test_what_a_proxy_kept_back_of_a_client_that_has_left_arrives_and_then_its_e
                 client.sendall(b"late")
                 happens(kept_back, "the request to be kept back")
             with listener.accept()[0] as there:
-                there.settimeout(LIMIT)
+                there.settimeout(LIMIT_S)
                 proxy.let_pass()
                 assert there.recv(100) == b"late"
                 assert there.recv(100) == b""
@@ -230,7 +230,7 @@ def test_what_a_proxy_kept_back_of_a_client_that_has_left_arrives_and_then_its_e
 def test_a_proxy_that_keeps_a_request_back_lets_earlier_replies_pass() -> None:
     with socket.create_server((HOST, 0)) as listener, _proxy_to(listener) as proxy:
         with socket.create_connection((HOST, proxy.port)) as client, listener.accept()[0] as there:
-            client.settimeout(LIMIT)
+            client.settimeout(LIMIT_S)
             client.sendall(b"early")
             assert there.recv(100) == b"early"
             kept_back = proxy.keep_back(b"late")
@@ -249,7 +249,7 @@ def test_a_connection_that_has_lost_a_request_never_recovers() -> None:
             kept_back = proxy.keep_back(b"second")
             client.sendall(b"second")
             client.shutdown(socket.SHUT_WR)
-            there.settimeout(LIMIT)
+            there.settimeout(LIMIT_S)
             assert there.recv(100) == b"", "only the end of the connection arrives"
             assert not kept_back.is_set()
 

@@ -27,7 +27,7 @@ def wait(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "LIMIT", 0.0)
+    monkeypatch.setattr(waiting, "LIMIT_S", 0.0)
 
 
 def test_the_first_true_answer_is_returned(wait: Wait) -> None:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import lockfast
 from lockfast._time import boot_now
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 
 class Actor:
@@ -55,7 +55,7 @@ class Actor:
         """Let it end by itself, as a program does that comes to its last line."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        return self.process.wait(LIMIT)
+        return self.process.wait(LIMIT_S)
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -135,7 +135,7 @@ class Stage:
         pid = os.fork()
         if pid == 0:
             seen: dict[str, Any] = {**self.state(), "released": self.lease.release(), "holder": self.locks.holder}
-            with self.locks.lock("the child's own", ttl=60, wait=LIMIT) as own:
+            with self.locks.lock("the child's own", ttl=60, wait=LIMIT_S) as own:
                 seen["own_holder"] = self.locks.inspect("the child's own").holders[0].holder
                 seen["own_fence"] = own.fence
             os.write(there, json.dumps(seen).encode())

@@ -14,7 +14,7 @@ import lockfast
 from tests.adversity.actor import Actor
 from tests.adversity.worker import Worker
 from tests.polling import HOUR, never_poll
-from tests.servers.waiting import LIMIT, join
+from tests.servers.waiting import LIMIT_S, join
 
 pytestmark = pytest.mark.slow
 
@@ -120,10 +120,10 @@ def test_an_observer_in_another_process_is_woken_and_not_by_its_timer(
     with lockfast.connect(url) as locks:
         observer = Thread(target=observe)
         observer.start()
-        assert received.get(timeout=LIMIT).vacant
+        assert received.get(timeout=LIMIT_S).vacant
         for _ in range(5):
             elected = leader.ask("acquire", name="lead", ttl=HOUR)
-            assert received.get(timeout=LIMIT).term == elected["fence"]
+            assert received.get(timeout=LIMIT_S).term == elected["fence"]
             leader.ask("release")
-            assert received.get(timeout=LIMIT) == (None, elected["fence"])
+            assert received.get(timeout=LIMIT_S) == (None, elected["fence"])
     join(observer)  # it ends with its `Locks`

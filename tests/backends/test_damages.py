@@ -21,7 +21,7 @@ from lockfast.primitives.names import metadata_text
 from tests.backends import damages
 from tests.polling import poll_often
 from tests.renewals import renew, renew_soon
-from tests.servers.waiting import LIMIT, join, until
+from tests.servers.waiting import LIMIT_S, join, until
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +79,7 @@ class TestHolds:
         first = locks.lock("x", ttl=60).acquire()
         assert first is not None
         damage("x")
-        for wait in (0, LIMIT):
+        for wait in (0, LIMIT_S):
             with pytest.raises(BackendUnavailable, match=r"'x'.*damaged.*break_lock"):
                 others.lock("x", ttl=60).acquire(timeout=wait)
         with pytest.raises(BackendUnavailable, match=r"'x'.*damaged.*break_lock"):
@@ -131,7 +131,7 @@ class TestHolds:
 
         def wait() -> None:
             try:
-                others.lock("x", ttl=60).acquire(timeout=LIMIT)
+                others.lock("x", ttl=60).acquire(timeout=LIMIT_S)
             except BackendUnavailable as error:
                 failed.append(error)
 
@@ -160,9 +160,9 @@ def test_a_claim_that_is_granted_anew_while_its_hold_lingers_has_one_line_in_red
     with lockfast.connect(store.url) as locks:
         backend = locks._logic.engine.backend
         claim = Claim("c0", Terms("x", "x", "h", 60.0, SHARED, 3))
-        drive(backend.acquire(claim, enqueue=False, within=LIMIT))
-        assert drive(backend.release(claim, linger=60.0, within=LIMIT))
-        again: Any = drive(backend.acquire(claim, enqueue=False, within=LIMIT))
+        drive(backend.acquire(claim, enqueue=False, within=LIMIT_S))
+        assert drive(backend.release(claim, linger=60.0, within=LIMIT_S))
+        again: Any = drive(backend.acquire(claim, enqueue=False, within=LIMIT_S))
         info = locks.break_lock("x")
         assert ([one.fence for one in info.holders], info.damage) == ([again.fence], "")
     store.close()
@@ -213,12 +213,12 @@ def test_metadata_that_names_a_claim_costs_that_claim_nothing(backend: str, posi
         verbs = locks._logic.engine.backend
         granted: dict[str, Any] = {}
         for claim in (peer, mine) if position else (mine, peer):
-            granted[claim.id] = drive(verbs.acquire(claim, enqueue=False, within=LIMIT))
+            granted[claim.id] = drive(verbs.acquire(claim, enqueue=False, within=LIMIT_S))
         fence = granted[mine.id].fence
-        assert drive(verbs.renew([Renewal(mine, 60.0, fence)], within=LIMIT)) == [True]
-        again: Any = drive(verbs.acquire(mine, enqueue=False, within=LIMIT))
+        assert drive(verbs.renew([Renewal(mine, 60.0, fence)], within=LIMIT_S)) == [True]
+        again: Any = drive(verbs.acquire(mine, enqueue=False, within=LIMIT_S))
         assert again.fence == fence
-        assert drive(verbs.release(mine, linger=0.0, within=LIMIT))
+        assert drive(verbs.release(mine, linger=0.0, within=LIMIT_S))
         assert [one.holder for one in locks.inspect("x").holders] == ["peer"]
     store.close()
 
@@ -251,7 +251,7 @@ class TestWaiters:
         lease = locks.lock("x", ttl=600).acquire()
         assert lease is not None
         got: list[Any] = []
-        waiter = threading.Thread(target=lambda: got.append(others.lock("x", ttl=60).acquire(timeout=LIMIT)))
+        waiter = threading.Thread(target=lambda: got.append(others.lock("x", ttl=60).acquire(timeout=LIMIT_S)))
         waiter.start()
         until(lambda: locks.inspect("x").waiters, "a waiter")
         damage("x")

@@ -16,7 +16,7 @@ from lockfast.primitives.names import flaw_in
 from tests.servers import shared
 from tests.servers.postgres_tables import table
 from tests.servers.quorum import quorum
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +46,7 @@ def locks(url: str) -> Iterator[lockfast.Locks]:
 def file(locks: lockfast.Locks, key: str) -> None:
     """As a client does that checks nothing."""
     claim = Claim("c0", Terms(key, key, "h", 600.0))
-    drive(locks._logic.engine.backend.acquire(claim, enqueue=False, within=LIMIT))
+    drive(locks._logic.engine.backend.acquire(claim, enqueue=False, within=LIMIT_S))
 
 
 @pytest.mark.parametrize(("store", "name"), KEPT)

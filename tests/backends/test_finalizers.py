@@ -21,7 +21,7 @@ from lockfast.aio import AsyncLocks
 from tests.backends.collecting import LOT, Collector, Releases, collect_all, holding
 from tests.contract.backends import BACKENDS
 from tests.scale import SOAK
-from tests.servers.waiting import LIMIT, happens, join, until, until_async
+from tests.servers.waiting import LIMIT_S, happens, join, until, until_async
 
 URLS = {row.name: row.url for row in BACKENDS if not row.chapters}  # the others are the same code in another set-up
 ROWS = {name: name if name == "memory" else pytest.param(name, marks=pytest.mark.slow) for name in URLS}
@@ -124,7 +124,7 @@ def test_a_lease_that_the_collector_ends_at_any_line_of_any_verb_hangs_nothing_a
     url: str, collector: Collector
 ) -> None:
     number, by_turns = itertools.count(), itertools.cycle((True, False))
-    with lockfast.connect(url, patience=LIMIT) as locks, lockfast.connect(url, patience=LIMIT) as others:
+    with lockfast.connect(url, patience=LIMIT_S) as locks, lockfast.connect(url, patience=LIMIT_S) as others:
         over = others.lock("over").acquire()
         assert over is not None
         over.release()
@@ -238,7 +238,7 @@ def test_a_lease_that_the_collector_ends_at_any_line_in_an_event_loop_hangs_noth
 ) -> None:
     async def main(others: lockfast.Locks) -> None:
         number, by_turns = itertools.count(), itertools.cycle((True, False))
-        async with lockfast.aio.connect(url, patience=LIMIT) as locks:
+        async with lockfast.aio.connect(url, patience=LIMIT_S) as locks:
 
             async def all_free() -> bool:
                 return not any(info.locked for info in await locks.list("garbage"))
@@ -263,5 +263,5 @@ def test_a_lease_that_the_collector_ends_at_any_line_in_an_event_loop_hangs_noth
             collect_all()
             await until_async(all_free)
 
-    with lockfast.connect(url, patience=LIMIT) as others:
+    with lockfast.connect(url, patience=LIMIT_S) as others:
         asyncio.run(main(others))

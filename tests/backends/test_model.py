@@ -31,11 +31,11 @@ from lockfast.testing.clock import FakeClock
 from tests.backends.reference import Event, Resource
 from tests.scale import by_scale
 from tests.servers.shared import valkey
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import LIMIT_S, until
 
 KEYS = ("a", "b")
 HOLDERS = ("us", "them")
-WITHIN = LIMIT
+WITHIN = LIMIT_S
 # All lengths of time are whole 64ths of a second: then sums that look equal are equal, in microseconds too.
 times = st.sampled_from([0.0625, 0.3125, GRACE_S / 2, GRACE_S, 2.0, 5.0, PRESENCE_S / 2, PRESENCE_S])
 

@@ -15,10 +15,10 @@ import pytest
 import lockfast
 from lockfast._time import boot_now
 from tests.servers.processes import has_ended
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import LIMIT_S, until
 
 PROGRAM = [sys.executable, "-m", "lockfast"]
-GUARD = LIMIT  # seconds after which a test has failed; nothing is timed by it
+GUARD = LIMIT_S  # seconds after which a test has failed; nothing is timed by it
 eventually = until
 
 # Writes its pid and then the boot clock's time, again and again; with `ignore-term` as an argument it ignores TERM.

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.conftest import PROGRAM, Shell
 from tests.servers.processes import children_of, has_ended
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ def test_an_interrupted_demo_leaves_no_process_and_no_file(shell: Shell, tmp_pat
     workers = children_of(running.pid)
     assert len(workers) == 4
     running.send_signal(signal.SIGINT)
-    running.communicate(timeout=LIMIT)
+    running.communicate(timeout=LIMIT_S)
     assert running.returncode == 130
     assert all(map(has_ended, workers))
     assert list(tmp_path.iterdir()) == []
@@ -80,7 +80,7 @@ def test_on_a_terminal_with_rich_it_is_a_live_view(shell: Shell) -> None:
     except OSError:
         pass  # the other side is closed
     os.close(master)
-    assert running.wait(LIMIT) == 128 + signal.SIGTERM
+    assert running.wait(LIMIT_S) == 128 + signal.SIGTERM
     assert b"worker" in seen
     assert b"queue:" in seen
     assert seen.count(b"\x1b[?25h") >= 1, "the cursor is shown again"

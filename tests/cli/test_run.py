@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import PROGRAM, Shell
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +65,7 @@ def test_run_waits_for_ever_by_default(shell: Shell) -> None:
         with locks.lock("x"):
             waiting = shell.start("run", "-v", "x", "--", "echo", "ran")
             until(lambda: locks.inspect("x").waiters == 1, "a waiter")
-        out, err = waiting.communicate(timeout=LIMIT)
+        out, err = waiting.communicate(timeout=LIMIT_S)
         assert (waiting.returncode, out) == (0, "ran\n")
         assert err.splitlines()[0] == f"lockfast: waiting for 'x', held by {locks.holder!r}, behind 0 more"
         assert err.splitlines()[1].startswith("lockfast: acquired 'x' with fence ")
@@ -141,13 +141,13 @@ def test_other_open_files_reach_the_command(shell: Shell, tmp_path: Path) -> Non
 def test_a_pipeline_ends_as_soon_as_the_command_has(shell: Shell) -> None:
     """Nothing that we started keeps the pipe open."""
     line = f"'{sys.executable}' -m lockfast run x -- echo hello | cat"
-    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=shell.environment, timeout=LIMIT)
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=shell.environment, timeout=LIMIT_S)
     assert (done.stdout, done.stderr) == ("hello\n", "")
 
 
 def test_run_works_with_its_standard_files_closed(shell: Shell, tmp_path: Path) -> None:
     line = f"'{sys.executable}' -m lockfast run x -- sh -c 'echo hello > out' <&- >&- 2>&-"
-    done = subprocess.run(["sh", "-c", line], env=shell.environment, timeout=LIMIT, cwd=tmp_path)
+    done = subprocess.run(["sh", "-c", line], env=shell.environment, timeout=LIMIT_S, cwd=tmp_path)
     assert (done.returncode, (tmp_path / "out").read_text()) == (0, "hello\n")
 
 

@@ -13,7 +13,7 @@ from lockfast._time import boot_now
 from tests.capabilities import OPEN_FILES
 from tests.cli.conftest import EXACTLY_S, Heart, Shell, expiry
 from tests.servers.processes import children_of, has_ended, open_files, process_state
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ def test_when_the_lease_is_broken_the_whole_group_is_ended(shell: Shell, heart: 
     grandchild = heart.pid()
     broken = shell("break", "x")
     assert broken.returncode == 0
-    _, err = running.communicate(timeout=LIMIT)
+    _, err = running.communicate(timeout=LIMIT_S)
     assert running.returncode == 74
     assert err.count("\n") == 1
     assert "was lost" in err
@@ -36,7 +36,7 @@ def test_a_command_that_ignores_term_is_killed_after_the_grace(shell: Shell, hea
     grandchild = heart.pid()
     shell.locks().break_lock("x")
     broken_at = boot_now()
-    assert running.wait(LIMIT) == 74
+    assert running.wait(LIMIT_S) == 74
     assert has_ended(grandchild)
     assert boot_now() >= broken_at + 2, "it had its grace"
 
@@ -46,7 +46,7 @@ def test_run_ends_as_soon_as_its_command_has_ended_on_term(shell: Shell, heart: 
     running = shell.start("run", "--ttl", "4", "--kill-after", "2", "x", "--", *heart.command())
     grandchild = heart.pid()
     shell.locks().break_lock("x")
-    assert running.wait(LIMIT) == 74
+    assert running.wait(LIMIT_S) == 74
     assert has_ended(grandchild)
 
 
@@ -59,7 +59,7 @@ def test_when_the_store_cannot_be_asked_the_group_is_dead_before_the_deadline(sh
     blocker = sqlite3.connect(shell.folder / "locks.db", isolation_level=None)
     try:
         blocker.execute("BEGIN IMMEDIATE")  # a third of a ttl before the next renewal
-        _, err = running.communicate(timeout=LIMIT)
+        _, err = running.communicate(timeout=LIMIT_S)
         ended_at = boot_now()
     finally:
         blocker.close()
@@ -94,13 +94,13 @@ def test_when_lockfast_is_stopped_the_group_is_dead_before_the_deadline(shell: S
     os.kill(running.pid, signal.SIGSTOP)
     with shell.locks() as locks:
         deadline = expiry(locks, "x")
-        with locks.lock("x", wait=LIMIT):
+        with locks.lock("x", wait=LIMIT_S):
             next_holder_at = boot_now()
             assert has_ended(grandchild)
             assert heart.last_beat() < deadline
             assert next_holder_at >= deadline - EXACTLY_S
     os.kill(running.pid, signal.SIGCONT)
-    _, err = running.communicate(timeout=LIMIT)
+    _, err = running.communicate(timeout=LIMIT_S)
     assert running.returncode == 74
     assert "was lost" in err
     assert "the command was ended" in err
@@ -114,7 +114,7 @@ def test_when_lockfast_goes_on_while_the_guardian_ends_the_group_no_process_is_l
     os.kill(running.pid, signal.SIGSTOP)
     until(lambda: has_ended(command), "the end of the command by the guardian")
     os.kill(running.pid, signal.SIGCONT)
-    assert running.wait(LIMIT) == 74
+    assert running.wait(LIMIT_S) == 74
     assert has_ended(grandchild)
 
 
@@ -127,7 +127,7 @@ def test_when_lockfast_is_stopped_while_it_ends_the_group_the_guardian_finishes(
     os.kill(running.pid, signal.SIGSTOP)
     until(lambda: has_ended(grandchild), "the end of the grandchild by the guardian")
     os.kill(running.pid, signal.SIGCONT)
-    assert running.wait(LIMIT) == 74
+    assert running.wait(LIMIT_S) == 74
 
 
 def test_a_command_may_run_much_longer_than_its_ttl(shell: Shell, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_command_may_run_much_longer_than_its_ttl(shell: Shell, tmp_path: Path
         first = expiry(locks, "x")
         until(lambda: expiry(locks, "x") > first + 3, "renewals for one more ttl")
     (tmp_path / "go").touch()
-    _, err = running.communicate(timeout=LIMIT)
+    _, err = running.communicate(timeout=LIMIT_S)
     assert (running.returncode, err) == (0, "")
 
 
@@ -153,7 +153,7 @@ def test_a_short_stop_does_no_harm(shell: Shell, tmp_path: Path) -> None:
     until(lambda: process_state(running.pid) == "T", "a stop")
     os.kill(running.pid, signal.SIGCONT)
     (tmp_path / "go").touch()
-    assert running.wait(LIMIT) == 0
+    assert running.wait(LIMIT_S) == 0
 
 
 def test_when_lockfast_is_killed_while_waiting_the_command_never_starts(shell: Shell, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_nothing_is_left_running_after_an_ordinary_run(shell: Shell) -> None:
     assert running.stdout is not None
     running.stdout.readline()
     children = children_of(running.pid)
-    running.communicate("\n", timeout=LIMIT)
+    running.communicate("\n", timeout=LIMIT_S)
     assert len(children) == 2
     assert all(map(has_ended, children))
 
@@ -186,7 +186,7 @@ def test_a_command_that_finished_after_its_lease_was_broken_is_reported_as_lost(
     running.stdout.readline()
     shell.locks().break_lock("x")
     (tmp_path / "go").touch()
-    _, err = running.communicate(timeout=LIMIT)
+    _, err = running.communicate(timeout=LIMIT_S)
     assert running.returncode == 74
     assert "ended by itself with exit code 0" in err
 
@@ -201,7 +201,7 @@ def test_a_release_that_fails_is_reported_and_does_not_change_the_exit_code(shel
     try:
         blocker.execute("BEGIN IMMEDIATE")
         (tmp_path / "go").touch()
-        _, err = running.communicate(timeout=LIMIT)
+        _, err = running.communicate(timeout=LIMIT_S)
     finally:
         blocker.close()
     assert running.returncode == 4
@@ -219,5 +219,5 @@ def test_the_guardian_holds_none_of_our_files_and_is_in_no_session_of_ours(shell
     assert [files.pop(fd) for fd in (0, 1, 2)] == [os.devnull] * 3
     assert [name.partition(":")[0] for name in files.values()] == ["pipe"]
     running.terminate()
-    assert running.wait(LIMIT) == 128 + signal.SIGTERM
+    assert running.wait(LIMIT_S) == 128 + signal.SIGTERM
     assert has_ended(guardian)

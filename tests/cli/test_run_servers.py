@@ -15,7 +15,7 @@ from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_tables import empty_table
 from tests.servers.processes import has_ended
 from tests.servers.server import HOST, Server
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +63,7 @@ def test_when_the_server_is_killed_the_group_is_dead_before_the_deadline(
         until(lambda: expiry(locks, "x") > granted + 0.1, "a renewal")
     kill()
     deadline = boot_now() + TTL_S  # at the latest: nothing was renewed since
-    _, err = running.communicate(timeout=LIMIT)
+    _, err = running.communicate(timeout=LIMIT_S)
     assert running.returncode == 74
     assert "the command was ended" in err.splitlines()[-1]
     assert has_ended(grandchild)
@@ -78,7 +78,7 @@ def test_when_the_session_that_holds_an_advisory_lock_ends_the_command_is_ended_
     running = shell.start("run", "--ttl", "3600", "x", "--", *heart.command())
     grandchild = heart.pid()
     server.psql("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1")
-    _, err = running.communicate(timeout=LIMIT)
+    _, err = running.communicate(timeout=LIMIT_S)
     assert running.returncode == 74
     assert re.search("was lost .*the session that held it has ended", err)
     assert has_ended(grandchild)

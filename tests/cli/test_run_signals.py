@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.conftest import Shell
 from tests.servers.processes import children_of, has_ended, process_state
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ def test_a_signal_is_passed_on_and_the_command_decides(shell: Shell, name: str) 
     assert running.stdout is not None
     assert running.stdout.readline() == "ready\n"
     running.send_signal(getattr(signal, f"SIG{name}"))
-    out, err = running.communicate(timeout=LIMIT)
+    out, err = running.communicate(timeout=LIMIT_S)
     assert (running.returncode, out, err) == (5, f"got {name}\n", "")
 
 
@@ -34,7 +34,7 @@ def test_a_command_that_dies_of_a_passed_signal_gives_its_number(shell: Shell) -
     assert running.stdout is not None
     running.stdout.readline()
     running.terminate()
-    assert running.wait(LIMIT) == 128 + signal.SIGTERM
+    assert running.wait(LIMIT_S) == 128 + signal.SIGTERM
     assert not shell.locks().inspect("x").locked
 
 
@@ -44,7 +44,7 @@ def test_a_signal_ends_the_wait_at_once_and_leaves_nothing_in_the_queue(shell: S
         waiting = shell.start("run", "x", "--", "echo", "ran")
         until(lambda: locks.inspect("x").waiters == 1, "a waiter")
         waiting.send_signal(signum)
-        out, err = waiting.communicate(timeout=LIMIT)
+        out, err = waiting.communicate(timeout=LIMIT_S)
         assert (waiting.returncode, out, err) == (128 + signum, "", "")
         assert locks.inspect("x").waiters == 0
 
@@ -67,7 +67,7 @@ def test_a_command_that_was_killed_before_it_started_is_reported(shell: Shell) -
             command = waiting_command(waiting)
             os.kill(command, signal.SIGKILL)
             until(lambda: has_ended(command), "the end of the command's process")
-        out, err = waiting.communicate(timeout=LIMIT)
+        out, err = waiting.communicate(timeout=LIMIT_S)
         assert (waiting.returncode, out) == (128 + signal.SIGKILL, "")
         [line] = err.splitlines()
         assert line.endswith("was killed by signal 9 before the lock was acquired; the command did not run")
@@ -84,7 +84,7 @@ def test_signals_ignored_by_our_parent_process_stay_ignored(shell: Shell, tmp_pa
     assert running.stdout is not None
     running.stdout.readline()
     running.send_signal(signal.SIGHUP)
-    out, _ = running.communicate("still here\n", timeout=LIMIT)
+    out, _ = running.communicate("still here\n", timeout=LIMIT_S)
     assert (running.returncode, out) == (0, "still here\n")
 
 
@@ -94,7 +94,7 @@ def test_exit_codes_arrive_even_if_our_parent_process_ignores_ended_children(she
         running = shell.start("run", "x", "--", "sh", "-c", "exit 7")
     finally:
         signal.signal(signal.SIGCHLD, signal_was)
-    assert running.wait(LIMIT) == 7
+    assert running.wait(LIMIT_S) == 7
 
 
 def test_the_whole_group_of_the_command_gets_a_signal(shell: Shell, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_the_whole_group_of_the_command_gets_a_signal(shell: Shell, tmp_path: Pa
     running = shell.start("run", "x", "--", "sh", "-c", line, cwd=tmp_path)
     until((tmp_path / "up").exists, "the inner shell")
     running.send_signal(signal.SIGUSR1)
-    running.communicate(timeout=LIMIT)
+    running.communicate(timeout=LIMIT_S)
     assert sorted((tmp_path / "received").read_text().split()) == ["inner", "outer"]
 
 
@@ -116,5 +116,5 @@ def test_a_stopped_command_can_be_continued_through_us(shell: Shell) -> None:
     os.kill(child, signal.SIGSTOP)
     until(lambda: process_state(child) == "T", "a stop")
     running.send_signal(signal.SIGCONT)
-    out, err = running.communicate("on\n", timeout=LIMIT)
+    out, err = running.communicate("on\n", timeout=LIMIT_S)
     assert (running.returncode, out, err) == (0, "on\n", "")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import PROGRAM, Shell
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +57,7 @@ class Screen:
     def log(self) -> list[str]:
         """What became of the job, once the little shell has ended."""
         assert self._process is not None
-        self._process.wait(LIMIT)
+        self._process.wait(LIMIT_S)
         return self._log.read_text().splitlines()
 
     def has_stopped(self) -> bool:
@@ -65,7 +65,7 @@ class Screen:
 
     def exit_code(self) -> int:
         assert self._process is not None
-        return self._process.wait(LIMIT)
+        return self._process.wait(LIMIT_S)
 
     def close(self) -> None:
         if self._process is not None and self._process.poll() is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import PROGRAM, Shell
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 # Python imports this by itself, before us. The interrupt then falls where the module is asked for.
 INTERRUPTER = """
@@ -52,6 +52,6 @@ def test_an_interrupt_during_imports_is_a_quiet_130(
     environment = {**shell.environment, "PYTHONPATH": path, "INTERRUPT_AT": module}
     environment.pop("LOCKFAST_DEBUG", None)
     done = subprocess.run(
-        [*program, *words], capture_output=True, text=True, timeout=LIMIT, env=environment, check=False
+        [*program, *words], capture_output=True, text=True, timeout=LIMIT_S, env=environment, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -6,23 +6,23 @@ from collections.abc import Awaitable
 
 from lockfast.primitives.locks import LocksLogic
 
-TTL = 3600.0
+TTL_S = 3600.0
 
 
 async def acquire(locks: LocksLogic) -> Awaitable[object]:
-    return locks.lock("a", ttl=TTL).acquire()
+    return locks.lock("a", ttl=TTL_S).acquire()
 
 
 async def release(locks: LocksLogic) -> Awaitable[object]:
-    lease = await locks.lock("a", ttl=TTL).acquire()
+    lease = await locks.lock("a", ttl=TTL_S).acquire()
     assert lease is not None
     return lease._release()
 
 
 async def extend(locks: LocksLogic) -> Awaitable[object]:
-    lease = await locks.lock("a", ttl=TTL, renew=False).acquire()
+    lease = await locks.lock("a", ttl=TTL_S, renew=False).acquire()
     assert lease is not None
-    return locks.engine.extend(lease, TTL)
+    return locks.engine.extend(lease, TTL_S)
 
 
 async def read_cell(locks: LocksLogic) -> Awaitable[object]:

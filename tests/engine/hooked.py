@@ -11,7 +11,7 @@ from lockfast._model import Busy, Claim, Grant, LockInfo, Renewal
 from lockfast._worlds import Clock, World
 from lockfast.backends.base import Backend
 from lockfast.testing.clock import FakeClock
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 T = TypeVar("T")
 Hook = Callable[[str], Awaitable[None]]
@@ -82,7 +82,7 @@ class HookedBackend:
 def hooked(url: str, hook: Hook) -> Callable[[World, Clock | None], Any]:
     """What `connect` takes in place of a URL. With a clock of the test's own, no real time decides anything."""
     return lambda world, clock: HookedBackend(
-        open_backend(url, world, clock), hook, LIMIT if clock is not None else 0.0
+        open_backend(url, world, clock), hook, LIMIT_S if clock is not None else 0.0
     )
 
 

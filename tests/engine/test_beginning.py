@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lockfast import _reentry
-from tests.servers.waiting import LIMIT, join
+from tests.servers.waiting import LIMIT_S, join
 
 # Its threads begin late. What was registered first is called last: after all that lockfast does at the end.
 _ENDS_AT_ONCE = """
@@ -33,7 +33,7 @@ def test_a_program_that_ends_after_its_first_request_waits_until_the_keeper_has_
         [sys.executable, "-c", _ENDS_AT_ONCE, f"sqlite:///{tmp_path}/locks.db"],
         capture_output=True,
         text=True,
-        timeout=LIMIT,
+        timeout=LIMIT_S,
         check=False,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "['MainThread', 'lockfast-keeper']\n", "")
@@ -47,7 +47,7 @@ def test_a_thread_that_could_not_be_started_is_not_waited_for(monkeypatch: pytes
     with pytest.raises(_reentry.NoThread):
         _reentry.start_thread("anything", _reentry.nothing)
     monkeypatch.undo()
-    monkeypatch.setattr(_reentry, "MAX_BEGIN_S", 2 * LIMIT)
+    monkeypatch.setattr(_reentry, "MAX_BEGIN_S", 2 * LIMIT_S)
     waiting = threading.Thread(target=_reentry._await_beginning, daemon=True)
     waiting.start()
     join(waiting)

@@ -23,7 +23,7 @@ from lockfast.engine import callbacks
 from lockfast.engine.closing import REPORT_WITHIN_S
 from lockfast.observe.events import Event
 from lockfast.testing import ALWAYS, FakeClock, FaultyBackend
-from tests.servers.waiting import LIMIT, until, until_async
+from tests.servers.waiting import LIMIT_S, until, until_async
 
 LONGEST_PAUSE_S = 3.1  # seconds after a renewal that failed, with a ttl of 30
 
@@ -65,7 +65,7 @@ def test_one_that_waits_keeps_no_other_from_being_called(locks: Locks, clock: Fa
 
     def hang(lease: Lease) -> None:
         reported.append(lease.name)
-        gate.wait(LIMIT)
+        gate.wait(LIMIT_S)
 
     for name in "abc":
         locks.lock(name, ttl=3, on_lost=hang).acquire()
@@ -85,7 +85,7 @@ def test_one_that_waits_keeps_no_set_of_names_from_being_released(
 
     def hang(lease: Lease) -> None:
         reported.append(lease.name)
-        gate.wait(LIMIT)
+        gate.wait(LIMIT_S)
 
     locks.lock("a", ttl=3, on_lost=hang).acquire()
     locks.all("b", "c", ttl=30).acquire()
@@ -104,7 +104,7 @@ def test_one_that_waits_keeps_no_close_from_calling_the_others(
 
     def hang(lease: Lease) -> None:
         reported.append(lease.name)
-        gate.wait(LIMIT)
+        gate.wait(LIMIT_S)
 
     locks = lockfast.connect(url, clock=clock)
 
@@ -164,7 +164,7 @@ class Blocks(logging.Handler):
     def on_event(self, event: Event | None = None) -> None:
         if event is None or event.kind in ("renewed", "lost", "renewal_failed"):
             self.began = True
-            self._gate.wait(LIMIT)
+            self._gate.wait(LIMIT_S)
 
 
 @pytest.fixture(params=["a listener", "a log handler"])
@@ -277,12 +277,12 @@ def test_one_that_hangs_for_ever_is_given_the_latest_events_and_the_number_that_
     def hang(event: Event) -> None:
         received.append(event.detail)
         began.set()
-        gate.wait(LIMIT)
+        gate.wait(LIMIT_S)
 
     locks.events.listen(hang)
     background = locks._logic.engine.background
     background.emit(Event("lost", "a", "me", detail="0"))
-    assert began.wait(LIMIT)
+    assert began.wait(LIMIT_S)
     for number in range(1, 10):
         background.emit(Event("lost", "a", "me", detail=str(number)))
     gate.set()
@@ -353,7 +353,7 @@ except lockfast.LeaseLost:
 
 
 def test_a_process_that_ends_right_after_a_loss_has_logged_it() -> None:
-    ended = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=LIMIT, check=True)
+    ended = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=LIMIT_S, check=True)
     assert "lock lost" in ended.stderr
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 # The collector runs at the n-th object that is made after it was enabled, for each n. What is freed is overwritten.
 _READS_MEANWHILE = """
@@ -46,5 +46,5 @@ print("alive")
 def test_a_finalizer_may_read_the_clock_while_the_context_is_read(meanwhile: str) -> None:
     env = {**os.environ, "PYTHONMALLOC": "debug"}
     words = [sys.executable, "-c", _READS_MEANWHILE, meanwhile]
-    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=LIMIT, check=False)
+    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert (ended.returncode, ended.stdout) == (0, "alive\n"), ended.stderr

@@ -11,7 +11,7 @@ import pytest
 
 import lockfast
 from lockfast.aio import AsyncLocks
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 
 async def _hold_for_ever(locks: AsyncLocks, inside: asyncio.Event) -> None:
@@ -37,7 +37,7 @@ async def _close_when(url: str, *, inside: bool) -> None:
             assert entered.is_set()
         assert (await locks.inspect("x")).locked
         body.close()
-        next_one = await locks.lock("x", wait=LIMIT).acquire()
+        next_one = await locks.lock("x", wait=LIMIT_S).acquire()
         assert next_one is not None
 
 

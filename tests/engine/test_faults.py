@@ -12,7 +12,7 @@ from lockfast._connect import open_backend
 from lockfast._worlds import World
 from lockfast.backends.base import Backend
 from lockfast.testing import ALWAYS, FaultyBackend
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 
 @pytest.mark.parametrize("end", ["heal", "resume"])
@@ -24,7 +24,7 @@ def test_a_call_that_was_about_to_hang_when_all_was_healed_does_not(end: str, mo
         return made[0]
 
     async def story() -> None:
-        async with asyncio.timeout(LIMIT), aio.connect(open_it) as locks:
+        async with asyncio.timeout(LIMIT_S), aio.connect(open_it) as locks:
             lease = await locks.lock("seat").acquire()
             [faults] = made
             release = faults.inner.release

@@ -21,7 +21,7 @@ from tests.engine.hooked import hooked
 from tests.engine.interrupting import Interrupt
 from tests.renewals import renewal_state
 from tests.servers.shared import valkey
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import LIMIT_S, until
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited"),  # it was cut short before it began
@@ -91,7 +91,7 @@ class Waiting:
         self._held, self._over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._hold)
         self._thread.start()
-        assert self._held.wait(LIMIT)
+        assert self._held.wait(LIMIT_S)
 
     def _hold(self) -> None:
         with self.other.lock("a", ttl=600):

@@ -22,7 +22,7 @@ from lockfast.errors import BackendUnavailable
 from lockfast.sync import Locks
 from lockfast.testing.clock import FakeClock
 from tests.engine.hooked import hooked, while_time_passes
-from tests.servers.waiting import LIMIT, join, until
+from tests.servers.waiting import LIMIT_S, join, until
 
 Story = Callable[[Locks], None]
 
@@ -194,7 +194,7 @@ def test_what_a_signal_handler_asks_in_the_middle_of_a_request_does_not_spoil_it
         counter: int = t.execute("SELECT max(counter) FROM claims").fetchone()[0]
         return counter
 
-    before, _ = drive(driver.transact(drive_counter, (), LIMIT))
-    assert drive(driver.transact(nested, (), LIMIT))[0] == "done"
-    assert drive(driver.transact(drive_counter, (), LIMIT))[0] == before + 1
+    before, _ = drive(driver.transact(drive_counter, (), LIMIT_S))
+    assert drive(driver.transact(nested, (), LIMIT_S))[0] == "done"
+    assert drive(driver.transact(drive_counter, (), LIMIT_S))[0] == before + 1
     driver.shut()

@@ -19,7 +19,7 @@ from lockfast.primitives.multi import MultiLease
 from lockfast.testing.simulated import SimulatedWorld, Simulation
 from tests.engine.stub import StubBackend
 
-WAIT = 1.0
+WAIT_S = 1.0
 SEEDS = range(20)  # which decide the pauses
 
 
@@ -55,7 +55,7 @@ class Stage:
         self._simulation = Simulation(seed)
         self._world = SimulatedWorld(self._simulation, "machine")
         self.backend = BackAgain(self._simulation)
-        self.engine = Engine(self.backend, self._world, holder="us", patience=WAIT)
+        self.engine = Engine(self.backend, self._world, holder="us", patience=WAIT_S)
 
     @property
     def now(self) -> float:
@@ -71,10 +71,10 @@ class Stage:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("wait", [WAIT, None, 0.0])
+@pytest.mark.parametrize("wait", [WAIT_S, None, 0.0])
 def test_an_acquire_asks_a_server_that_is_back_just_in_time(seed: int, wait: float | None) -> None:
     stage = Stage(seed)
-    stage.backend.back_at = stage.now + 0.95 * WAIT
+    stage.backend.back_at = stage.now + 0.95 * WAIT_S
     assert stage.take(wait).held
 
 
@@ -82,7 +82,7 @@ def test_an_acquire_asks_a_server_that_is_back_just_in_time(seed: int, wait: flo
 def test_a_release_asks_a_server_that_is_back_just_in_time(seed: int) -> None:
     stage = Stage(seed)
     lease = stage.take()
-    stage.backend.back_at = stage.now + 0.95 * WAIT
+    stage.backend.back_at = stage.now + 0.95 * WAIT_S
     assert stage.run(stage.engine.release(lease))
 
 
@@ -90,7 +90,7 @@ def test_a_release_asks_a_server_that_is_back_just_in_time(seed: int) -> None:
 def test_an_extension_asks_a_server_that_is_back_just_in_time(seed: int) -> None:
     stage = Stage(seed)
     lease = stage.take()
-    before, stage.backend.back_at = lease._deadline, stage.now + 0.95 * WAIT
+    before, stage.backend.back_at = lease._deadline, stage.now + 0.95 * WAIT_S
     stage.run(stage.engine.extend(lease, 60.0))
     assert lease._deadline > before + 20.0
 
@@ -98,12 +98,12 @@ def test_an_extension_asks_a_server_that_is_back_just_in_time(seed: int) -> None
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_server_that_stays_away_is_asked_until_the_end_and_then_no_more(seed: int) -> None:
     stage = Stage(seed)
-    started, stage.backend.back_at = stage.now, stage.now + 100 * WAIT
+    started, stage.backend.back_at = stage.now, stage.now + 100 * WAIT_S
     with pytest.raises(BackendUnavailable):
-        stage.take(WAIT)
+        stage.take(WAIT_S)
     last, _ = stage.backend.asked[-1]
-    assert started + WAIT - MIN_PAUSE_S <= last <= started + WAIT + MIN_PAUSE_S
-    assert max(within for at, within in stage.backend.asked if at > started + WAIT / 2) >= LAST_WITHIN_S - MIN_PAUSE_S
+    assert started + WAIT_S - MIN_PAUSE_S <= last <= started + WAIT_S + MIN_PAUSE_S
+    assert max(within for at, within in stage.backend.asked if at > started + WAIT_S / 2) >= LAST_WITHIN_S - MIN_PAUSE_S
     assert len(stage.backend.asked) < 15
 
 
@@ -142,10 +142,10 @@ def test_several_names_are_given_up_in_time_though_the_server_hangs() -> None:
     world = SimulatedWorld(simulation, "machine")
     backend = Hangs(world)
     locks = LocksLogic(Engine(backend, world, holder="us", patience=10.0), "lockfast")
-    several, started = locks.all(["a", "b"], MultiLease, None, ttl=30, wait=WAIT), simulation.time
+    several, started = locks.all(["a", "b"], MultiLease, None, ttl=30, wait=WAIT_S), simulation.time
     with pytest.raises(BackendUnavailable):
         simulation.run_until_done(world.task(several.acquire(), "job"))
-    assert simulation.time <= started + WAIT + 0.1
+    assert simulation.time <= started + WAIT_S + 0.1
     backend.hangs = False
     simulation.run(simulation.time + 11)
     assert sorted(backend.abandoned) == ["a", "b"], "nothing is left of them once the server answers again"

@@ -21,7 +21,7 @@ from lockfast.observe.events import Event
 from lockfast.primitives.locks import LocksLogic
 from lockfast.testing import FakeClock
 from lockfast.testing.faults import ALWAYS, FaultyBackend, Verb
-from tests.engine.asking import TTL, acquire, extend, read_cell, release, take_permit
+from tests.engine.asking import TTL_S, acquire, extend, read_cell, release, take_permit
 from tests.engine.hurried import on_url, run_hurried
 from tests.engine.stub import StubBackend
 from tests.renewals import renewal_state
@@ -90,7 +90,7 @@ def _moment(event: Event, at: float) -> list[float]:
 
 def test_a_renewal_that_fails_reports_it_too(kind: str, clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:
     async def work(locks: LocksLogic) -> None:
-        lease = await locks.lock("a", ttl=TTL).acquire()
+        lease = await locks.lock("a", ttl=TTL_S).acquire()
         assert lease is not None
         broken(locks).lose_request("renew", ALWAYS)
         for _ in range(3):
@@ -109,7 +109,7 @@ def test_what_passes_within_a_second_is_not_reported(
 
     async def work(locks: LocksLogic) -> None:
         broken(locks).lose_request("acquire", 3)  # 20, 80 and 160 ms of pause at most
-        lease = await locks.lock("a", ttl=TTL).acquire()
+        lease = await locks.lock("a", ttl=TTL_S).acquire()
         assert lease is not None
 
     run_hurried(kind, faulty, work, clock)
@@ -125,7 +125,7 @@ def test_the_end_of_a_reported_outage_is_reported_too(
         for _ in range(2):
             broken(locks).lose_request("acquire", ALWAYS)
             locks.engine.events.listen(lambda event: broken(locks).heal() if event.kind == "unreachable" else None)
-            lease = await locks.lock("a", ttl=TTL).acquire()
+            lease = await locks.lock("a", ttl=TTL_S).acquire()
             assert lease is not None
             await lease._release()
 
@@ -183,7 +183,7 @@ def test_too_little_time_for_a_last_answer_is_a_timeout_and_no_outage(kind: str,
     backend = HeldThenSilent(clock, after=10 - HASTY_S / 2)
 
     async def work(locks: LocksLogic) -> object:
-        return await locks.lock("a", ttl=TTL, wait=10).acquire()
+        return await locks.lock("a", ttl=TTL_S, wait=10).acquire()
 
     assert run_hurried(kind, lambda _: backend, work, clock) is None
     assert backend.abandoned == ["a"]
@@ -194,7 +194,7 @@ def test_a_server_that_had_time_to_answer_and_did_not_is_an_outage(kind: str, cl
 
     async def work(locks: LocksLogic) -> None:
         with pytest.raises(BackendUnavailable, match="did not answer in time"):
-            await locks.lock("a", ttl=TTL, wait=10).acquire()
+            await locks.lock("a", ttl=TTL_S, wait=10).acquire()
 
     run_hurried(kind, lambda _: backend, work, clock)
     assert backend.abandoned == ["a"]
@@ -207,7 +207,7 @@ def test_a_short_patience_is_an_outage_too_where_there_is_time_to_wait(kind: str
     async def work(locks: LocksLogic) -> None:
         locks.engine.patience = HASTY_S / 2
         with pytest.raises(BackendUnavailable, match="did not answer in time"):
-            await locks.lock("a", ttl=TTL).acquire()
+            await locks.lock("a", ttl=TTL_S).acquire()
 
     run_hurried(kind, lambda _: backend, work, clock)
     assert backend.abandoned == ["a"]
@@ -234,7 +234,7 @@ def test_a_store_that_cannot_be_used_leaves_nothing_to_do_in_the_background(kind
     async def work(locks: LocksLogic) -> None:
         locks.engine.world.spawn = spawn  # type: ignore[method-assign]
         with pytest.raises(Unsupported, match="boot id"):
-            await locks.lock("a", ttl=TTL).acquire()
+            await locks.lock("a", ttl=TTL_S).acquire()
 
     run_hurried(kind, lambda _: Unusable(), work, clock)
     assert set(started) <= {"lockfast-keeper"}
@@ -265,7 +265,7 @@ GONE = {
 def refused(url: str, kind: str, clock: FakeClock) -> BackendUnavailable:
     async def work(locks: LocksLogic) -> Exception:
         with pytest.raises(BackendUnavailable) as caught:
-            await locks.lock("a", ttl=TTL, wait=5).acquire()
+            await locks.lock("a", ttl=TTL_S, wait=5).acquire()
         return caught.value
 
     error = run_hurried(kind, on_url(url), work, clock)
@@ -310,7 +310,7 @@ def test_a_question_that_is_not_repeated_ends_with_the_command_too(kind: str, cl
             with pytest.raises(BackendUnavailable, match=r"; for more, run: lockfast doctor redis://127\.0\.0\.1:1/0$"):
                 await ask()
         with pytest.raises(BackendUnavailable, match="lockfast doctor"):
-            await locks.lock("a", ttl=TTL).locked()
+            await locks.lock("a", ttl=TTL_S).locked()
 
     run_hurried(kind, on_url("redis://127.0.0.1:1"), work, clock)
 
@@ -321,7 +321,7 @@ def test_what_will_not_pass_is_raised_at_once_and_needs_no_doctor(
     async def work(locks: LocksLogic) -> None:
         broken(locks).lose_request("acquire", ALWAYS, BackendUnavailable("the disk is full", transient=False))
         with pytest.raises(BackendUnavailable, match=r"^the disk is full$"):
-            await locks.lock("a", ttl=TTL).acquire()
+            await locks.lock("a", ttl=TTL_S).acquire()
         broken(locks).heal()
 
     run_hurried(kind, faulty, work, clock)
@@ -351,7 +351,7 @@ def test_a_request_that_is_repeated_after_silence_has_only_the_time_that_is_left
     async def work(locks: LocksLogic) -> float:
         started = clock.now()
         with pytest.raises(BackendUnavailable):
-            await locks.lock("a", ttl=TTL, wait=wait).acquire()
+            await locks.lock("a", ttl=TTL_S, wait=wait).acquire()
         return clock.now() - started
 
     took = run_hurried(kind, lambda world: silent, work, clock)

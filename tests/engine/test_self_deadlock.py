@@ -15,7 +15,7 @@ import pytest
 
 import lockfast
 from lockfast import Lease, Lock, Locks, SelfDeadlock, aio
-from tests.servers.waiting import LIMIT, until, until_async
+from tests.servers.waiting import LIMIT_S, until, until_async
 
 
 @pytest.fixture
@@ -39,23 +39,23 @@ def test_a_thread_of_a_pool_that_serves_another_request_waits_for_the_first_one(
     lock = locks.lock("seat")
     with ThreadPoolExecutor(1) as pool:
         first, second = dependency(lock), dependency(locks.lock("seat"))
-        pool.submit(next, first).result(LIMIT)
+        pool.submit(next, first).result(LIMIT_S)
         waiting = pool.submit(next, second)
         until(lambda: locks.inspect("seat").waiters == 1, "the second request to wait")
         assert next(first, "over") == "over"
-        waiting.result(LIMIT)
+        waiting.result(LIMIT_S)
         assert next(second, "over") == "over"
     assert not locks.inspect("seat").locked
 
 
 def test_a_thread_of_a_pool_that_acquires_once_more_waits(locks: Locks) -> None:
     with ThreadPoolExecutor(1) as pool:
-        lease = pool.submit(locks.lock("seat").acquire).result(LIMIT)
+        lease = pool.submit(locks.lock("seat").acquire).result(LIMIT_S)
         waiting = pool.submit(locks.lock("seat").acquire)
         until(lambda: locks.inspect("seat").waiters == 1, "the second acquire to wait")
         assert lease is not None
         lease.release()
-        assert waiting.result(LIMIT)
+        assert waiting.result(LIMIT_S)
 
 
 def test_a_task_waits_for_what_a_blocking_body_of_another_task_holds(url: str, locks: Locks) -> None:
@@ -129,11 +129,11 @@ def test_a_lock_that_a_stack_of_contexts_has_entered_is_no_body_of_its_caller(lo
     """Such a stack can be handed on, so another thread may leave it."""
     with ThreadPoolExecutor(1) as pool:
         stack = ExitStack()
-        pool.submit(stack.enter_context, locks.lock("seat")).result(LIMIT)
+        pool.submit(stack.enter_context, locks.lock("seat")).result(LIMIT_S)
         waiting = pool.submit(locks.lock("seat").acquire)
         until(lambda: locks.inspect("seat").waiters == 1, "the pool to wait")
         stack.close()
-        assert waiting.result(LIMIT)
+        assert waiting.result(LIMIT_S)
 
 
 class Large:

@@ -25,10 +25,10 @@ from lockfast.observe.events import Event
 from lockfast.primitives.lock import LockLogic
 from lockfast.primitives.locks import LocksLogic
 from lockfast.testing.simulated import SimulatedWorld, Simulation
-from tests.engine.asking import TTL, acquire, extend, read_cell, release, take_permit
+from tests.engine.asking import TTL_S, acquire, extend, read_cell, release, take_permit
 from tests.engine.stub import StubBackend
 from tests.renewals import renewal_state
-from tests.servers.waiting import LIMIT, join, until, until_async
+from tests.servers.waiting import LIMIT_S, join, until, until_async
 
 approx = partial(pytest.approx, abs=0.01)  # tasks of the simulation take a little while to begin
 
@@ -42,7 +42,7 @@ class Slow(StubBackend):
         self.delay = 0.0
         self.fails = False
 
-    async def _take_time(self, within: float = TTL) -> None:
+    async def _take_time(self, within: float = TTL_S) -> None:
         if self.delay:
             await self._world.pause(min(self.delay, within))
         if self.fails or self.delay > within:
@@ -123,7 +123,7 @@ def stage() -> Iterator[Stage]:
 
 
 async def renew(locks: LocksLogic) -> Awaitable[object]:
-    lease = await locks.lock("a", ttl=TTL).acquire()
+    lease = await locks.lock("a", ttl=TTL_S).acquire()
     assert lease is not None
     return locks.engine.keeper.renewals.renew([renewal_state(lease)])
 
@@ -176,14 +176,14 @@ def test_what_is_answered_when_a_process_that_stood_still_goes_on_is_no_silence(
 
 def test_many_silent_requests_are_one_outage(stage: Stage) -> None:
     stage.backend.delay = 5.0
-    jobs = [stage.start(stage.locks.lock(str(number), ttl=TTL).acquire()) for number in range(5)]
+    jobs = [stage.start(stage.locks.lock(str(number), ttl=TTL_S).acquire()) for number in range(5)]
     for job in jobs:
         stage.simulation.run_until_done(job)
     assert stage.kinds == ["unreachable", "reachable"]
 
 
 def test_a_request_that_is_sent_while_the_keeper_sleeps_long_is_watched_too(stage: Stage) -> None:
-    stage.do(stage.locks.lock("a", ttl=TTL).acquire())
+    stage.do(stage.locks.lock("a", ttl=TTL_S).acquire())
     stage.pass_time(60)
     started, stage.backend.delay = stage.simulation.time, 5.0
     stage.do(stage.locks.inspect("a"))
@@ -193,15 +193,15 @@ def test_a_request_that_is_sent_while_the_keeper_sleeps_long_is_watched_too(stag
 def test_silence_that_becomes_a_failure_is_reported_once(stage: Stage) -> None:
     stage.backend.delay, stage.backend.fails = 3.0, True
     with pytest.raises(BackendUnavailable, match=r"did not answer in time; locks\.doctor\(\) shows more$"):
-        stage.do(stage.locks.lock("a", ttl=TTL, wait=20).acquire())
+        stage.do(stage.locks.lock("a", ttl=TTL_S, wait=20).acquire())
     assert stage.kinds == ["unreachable"]
 
 
 def test_the_next_outage_is_reported_too_if_the_last_one_ended_in_an_error(stage: Stage) -> None:
     for _ in range(2):
-        stage.backend.delay = TTL
+        stage.backend.delay = TTL_S
         with pytest.raises(BackendUnavailable):
-            stage.do(stage.locks.lock("a", ttl=TTL, wait=3).acquire())
+            stage.do(stage.locks.lock("a", ttl=TTL_S, wait=3).acquire())
         stage.backend.delay = 0.0
         stage.pass_time(1)
         stage.do(stage.locks.inspect("a"))
@@ -218,7 +218,7 @@ def test_a_server_that_stays_silent_is_reported_once_however_often_it_is_asked(s
 
 
 def test_a_request_that_is_sent_during_a_long_silence_is_of_the_same_outage(stage: Stage) -> None:
-    stage.engine.patience, stage.backend.delay = TTL, 40.0
+    stage.engine.patience, stage.backend.delay = TTL_S, 40.0
     first = stage.start(stage.locks.inspect("a"))
     stage.pass_time(15)
     stage.do(stage.locks.inspect("b"))
@@ -229,13 +229,13 @@ def test_a_request_that_is_sent_during_a_long_silence_is_of_the_same_outage(stag
 def test_a_pause_between_two_tries_is_no_silence(stage: Stage) -> None:
     stage.backend.fails = True
     with pytest.raises(BackendUnavailable):
-        stage.do(stage.locks.lock("a", ttl=TTL, wait=20).acquire())
+        stage.do(stage.locks.lock("a", ttl=TTL_S, wait=20).acquire())
     [(_, _, detail)] = stage.reported
     assert "; trying again until " in detail
 
 
 def test_the_keeper_watches_for_as_long_as_a_request_is_unanswered(stage: Stage) -> None:
-    stage.engine.patience, stage.backend.delay = TTL, 10 * IDLE_S
+    stage.engine.patience, stage.backend.delay = TTL_S, 10 * IDLE_S
     job = stage.start(stage.locks.inspect("a"))
     stage.pass_time(5 * IDLE_S)
     assert stage.engine.keeper.loop.signal is not None
@@ -258,7 +258,7 @@ def test_the_loop_that_watches_ends_when_nothing_was_to_do_for_a_while_and_not_b
 
 def test_what_was_cancelled_is_not_waited_for_any_more(stage: Stage) -> None:
     stage.backend.delay = 5.0
-    for work in (stage.locks.inspect("a"), stage.locks.lock("a", ttl=TTL).acquire()):
+    for work in (stage.locks.inspect("a"), stage.locks.lock("a", ttl=TTL_S).acquire()):
         job = stage.start(work)
         stage.pass_time(0.5)
         assert len(stage.engine.outage.unanswered) == 1
@@ -310,7 +310,7 @@ PATIENCE_S = 3.0
 @pytest.mark.parametrize("ask", [ask for ask in ASKED if ask is not take_permit])  # which asks for less, and again
 def test_whatever_has_no_wait_of_its_own_gives_up_when_patience_is_over(stage: Stage, ask: Any) -> None:
     asked = stage.do(ask(stage.locks))
-    stage.engine.patience, stage.backend.delay = PATIENCE_S, TTL
+    stage.engine.patience, stage.backend.delay = PATIENCE_S, TTL_S
     started = stage.simulation.time
     with suppress(BackendUnavailable):  # a renewal does not raise it
         stage.do(asked)
@@ -320,12 +320,12 @@ def test_whatever_has_no_wait_of_its_own_gives_up_when_patience_is_over(stage: S
 
 
 def test_closing_takes_no_longer_than_patience_and_says_what_it_waits_for(stage: Stage) -> None:
-    leases = [stage.do(stage.locks.lock(name, ttl=TTL).acquire()) for name in "abc"]
-    body = stage.start(_body(stage.locks.lock("d", ttl=TTL)))
+    leases = [stage.do(stage.locks.lock(name, ttl=TTL_S).acquire()) for name in "abc"]
+    body = stage.start(_body(stage.locks.lock("d", ttl=TTL_S)))
     stage.pass_time(0.1)
     failed: list[str] = []
     stage.engine.events.listen(lambda event: failed.append(event.name) if event.kind == "release_failed" else None)
-    stage.engine.patience, stage.backend.delay = PATIENCE_S, TTL
+    stage.engine.patience, stage.backend.delay = PATIENCE_S, TTL_S
     started = stage.simulation.time
     stage.do(stage.locks.close())
     assert stage.simulation.time <= started + PATIENCE_S + 0.01
@@ -342,12 +342,12 @@ def test_closing_takes_no_longer_than_patience_and_says_what_it_waits_for(stage:
 
 
 async def _body(lock: LockLogic) -> None:
-    await lock.hold(lambda _: lock.engine.world.pause(TTL))
+    await lock.hold(lambda _: lock.engine.world.pause(TTL_S))
 
 
 def test_closing_with_little_patience_is_not_silent_either(stage: Stage) -> None:
-    stage.do(stage.locks.lock("a", ttl=TTL).acquire())
-    stage.engine.patience, stage.backend.delay = 2 * REPORT_AFTER_S, TTL
+    stage.do(stage.locks.lock("a", ttl=TTL_S).acquire())
+    stage.engine.patience, stage.backend.delay = 2 * REPORT_AFTER_S, TTL_S
     started = stage.simulation.time
     stage.do(stage.locks.close())
     [(kind, at, _)] = stage.reported
@@ -356,7 +356,7 @@ def test_closing_with_little_patience_is_not_silent_either(stage: Stage) -> None
 
 
 def test_closing_asks_a_second_time_if_the_first_connection_leads_nowhere(stage: Stage) -> None:
-    stage.do(stage.locks.lock("a", ttl=TTL).acquire())
+    stage.do(stage.locks.lock("a", ttl=TTL_S).acquire())
     stage.backend.delay = PATIENCE_S * 0.6  # longer than half of it, where the first request ends
     stage.engine.patience = PATIENCE_S
     job = stage.start(stage.locks.close())
@@ -397,7 +397,7 @@ def test_a_thread_that_waits_for_a_mute_server_learns_of_it(
     url: str, mute: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = at(mute, url)
-    locks = lockfast.connect(url, patience=LIMIT)
+    locks = lockfast.connect(url, patience=LIMIT_S)
     threads_of_events: list[str] = []
     locks.events.listen(lambda event: threads_of_events.append(f"{event.kind} in {threading.current_thread().name}"))
 
@@ -423,7 +423,7 @@ def test_a_task_that_waits_for_a_mute_server_learns_of_it(
     url = at(mute, url)
 
     async def work() -> str:
-        async with lockfast.aio.connect(url, patience=LIMIT) as locks:
+        async with lockfast.aio.connect(url, patience=LIMIT_S) as locks:
             waiting = asyncio.create_task(locks.lock("a").acquire())
             [first, *_] = await until_async(lambda: silence(caplog))
             mute.close()

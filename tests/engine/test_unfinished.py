@@ -21,10 +21,10 @@ from lockfast.engine.core import BRIEFLY_S, Engine
 from lockfast.engine.unfinished import MAX_WORKERS
 from lockfast.primitives.locks import LocksLogic
 from lockfast.testing import FakeClock
-from tests.engine.asking import TTL
+from tests.engine.asking import TTL_S
 from tests.engine.hurried import on_url, run_hurried
 from tests.engine.stub import StubBackend
-from tests.servers.waiting import LIMIT, until, until_async
+from tests.servers.waiting import LIMIT_S, until, until_async
 
 MANY = 10 * MAX_WORKERS
 WORKER = "lockfast-abandon"
@@ -52,7 +52,7 @@ class Mute(StubBackend):
         self.abandoned[claim.terms.name] += 1
 
     async def _wait(self) -> None:
-        assert self.speaks.wait(LIMIT)
+        assert self.speaks.wait(LIMIT_S)
 
 
 class MuteInLoop(Mute):
@@ -76,7 +76,7 @@ async def fail_many_times(engine: Engine) -> None:
     locks = LocksLogic(engine, "lockfast")
     for number in range(MANY):
         with pytest.raises(BackendUnavailable):
-            await locks.lock(str(number), ttl=TTL, wait=0).acquire()
+            await locks.lock(str(number), ttl=TTL_S, wait=0).acquire()
     assert len(engine.unfinished.claims) == MANY
 
 
@@ -113,7 +113,7 @@ def test_closing_abandons_no_claim_that_a_worker_has_abandoned_meanwhile() -> No
     abandoned: list[str] = []
     engine = Engine(DoneMeanwhile(), ThreadWorld(), lease_type=Lease, holder="us")
     for id in ("first", "second"):
-        engine.unfinished.note(Claim(id, Terms("a", "a", "us", TTL)))
+        engine.unfinished.note(Claim(id, Terms("a", "a", "us", TTL_S)))
     drive(engine.close())
     assert abandoned == ["first"]
 
@@ -188,7 +188,7 @@ def test_a_claim_that_cannot_be_abandoned_does_not_hold_up_the_others(
     async def work(locks: LocksLogic) -> None:
         for name in "abc":
             with pytest.raises(BackendUnavailable):
-                await locks.lock(name, ttl=TTL, wait=0).acquire()
+                await locks.lock(name, ttl=TTL_S, wait=0).acquire()
         await settle(locks, lambda: sorted(backend.abandoned) == ["b", "c"])
         await settle(locks, lambda: not locks.engine.unfinished)  # the time of the first is over by then
 
@@ -236,7 +236,7 @@ def test_only_what_may_have_reached_the_server_is_still_to_be_abandoned(
     async def work(locks: LocksLogic) -> None:
         names = noting_spawns(locks.engine.world)
         with pytest.raises(BackendUnavailable):
-            await locks.lock("a", ttl=TTL, wait=5).acquire()
+            await locks.lock("a", ttl=TTL_S, wait=5).acquire()
         await settle(locks, lambda: not locks.engine.unfinished)
         assert names.count(WORKER) == len(abandoned)
 
@@ -261,7 +261,7 @@ def test_an_acquire_at_a_port_where_no_server_listens_leaves_nothing_to_do(
     async def work(locks: LocksLogic) -> None:
         names = noting_spawns(locks.engine.world)
         with pytest.raises(BackendUnavailable) as caught:
-            await locks.lock("a", ttl=TTL, wait=5).acquire()
+            await locks.lock("a", ttl=TTL_S, wait=5).acquire()
         assert not caught.value.sent
         assert not locks.engine.unfinished
         assert WORKER not in names
@@ -280,7 +280,7 @@ def test_an_acquire_that_is_cancelled_between_two_tries_leaves_nothing_to_do_eit
             await pause(seconds)
 
         engine.world.pause = noted  # type: ignore[method-assign]
-        task = asyncio.create_task(LocksLogic(engine, "lockfast").lock("a", ttl=TTL).acquire())
+        task = asyncio.create_task(LocksLogic(engine, "lockfast").lock("a", ttl=TTL_S).acquire())
         await pauses.wait()
         task.cancel()
         await asyncio.wait({task})

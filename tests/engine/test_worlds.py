@@ -17,9 +17,9 @@ from lockfast._worlds.asyncio_ import AsyncioWorld
 from lockfast._worlds.threads import ThreadWorld
 from lockfast.testing.clock import FakeClock
 from lockfast.testing.simulated import SimulatedWorld, Simulation
-from tests.servers.waiting import LIMIT, join, until
+from tests.servers.waiting import LIMIT_S, join, until
 
-LONG = LIMIT  # seconds that no test waits for unless it fails
+LONG = LIMIT_S  # seconds that no test waits for unless it fails
 
 
 async def forty_two() -> int:

@@ -16,7 +16,7 @@ import lockfast
 from lockfast import AcquireTimeout, LeaseLost, SelfDeadlock
 from lockfast.aio import AsyncLease, AsyncLocks
 from lockfast.testing import FakeClock
-from tests.servers.waiting import LIMIT, until_async
+from tests.servers.waiting import LIMIT_S, until_async
 
 Story = Callable[[AsyncLocks, FakeClock], Coroutine[Any, Any, None]]
 
@@ -27,7 +27,7 @@ def run_story(request: pytest.FixtureRequest, url: str, clock: FakeClock, tmp_pa
     where = url if request.param == "memory" else f"sqlite:///{tmp_path}/locks.db"
 
     async def played(story: Story) -> None:
-        async with asyncio.timeout(LIMIT), lockfast.aio.connect(where, clock=clock) as locks:
+        async with asyncio.timeout(LIMIT_S), lockfast.aio.connect(where, clock=clock) as locks:
             await story(locks, clock)
 
     return lambda story: asyncio.run(played(story))

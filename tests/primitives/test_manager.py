@@ -16,7 +16,7 @@ from lockfast.testing.stage import Stage
 from tests.contract.backends import BACKENDS
 from tests.contract.suites import at_scale, classes
 from tests.primitives.managed import AwaitedManager, settled
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 
 class Manager(Promise, about="engine"):
@@ -244,8 +244,8 @@ class Manager(Promise, about="engine"):
         waiting[0].cancel()
         await stage.until(lambda: len(turns._queues["shop"]) == 1)
         over.set()
-        assert await asyncio.wait_for(waiting[1], LIMIT) is True
-        assert await asyncio.wait_for(having, LIMIT) is True
+        assert await asyncio.wait_for(waiting[1], LIMIT_S) is True
+        assert await asyncio.wait_for(having, LIMIT_S) is True
         assert turns._queues == {}
 
     # Blocks

@@ -16,7 +16,7 @@ from lockfast._worlds import drive
 from lockfast.primitives.lock import LockLogic
 from lockfast.primitives.names import DEFAULT_NAMESPACE, aside, qualify, unqualify
 from lockfast.testing import FakeClock
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 BAD = [
     ("", "must not be empty"),
@@ -121,7 +121,7 @@ def test_the_turn_of_who_waits_at_a_limiter_is_no_lock_that_anybody_sees(
     with lockfast.connect(url, namespace=namespace, clock=clock) as locks:
         engine = locks._logic.engine
         assert drive(LockLogic(engine, locks.limiter("mail", rate=1)._logic._turn).acquire())
-        [turn] = drive(engine.backend.list("", within=LIMIT))
+        [turn] = drive(engine.backend.list("", within=LIMIT_S))
         assert turn.locked
         assert locks.list() == locks.list("mail") == []
         assert not locks.inspect("mail").locked

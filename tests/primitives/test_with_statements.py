@@ -18,7 +18,7 @@ from lockfast import Lease, Locks
 from lockfast._reentry import drive
 from lockfast.aio import AsyncLease, AsyncLocks
 from lockfast.primitives import statement
-from tests.servers.waiting import LIMIT, join, until, until_async
+from tests.servers.waiting import LIMIT_S, join, until, until_async
 
 Made = Callable[[Locks], AbstractContextManager[Any]]
 
@@ -163,7 +163,7 @@ def test_an_async_stack_ends_what_it_entered() -> None:
                     assert lease.held
                 assert not lease.held
 
-    asyncio.run(asyncio.wait_for(main(), LIMIT))
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
 
 
 class Wrapper:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from tests.servers.server import HOST, Server, free_port
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 _CHUNK = 65536
 
@@ -234,7 +234,7 @@ class Proxy:
                 writer.write(data)
 
     def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(LIMIT)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(LIMIT_S)
 
     async def _end(self) -> None:
         await stop_listening(self._listener)

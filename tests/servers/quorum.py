@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.servers.records import count
 from tests.servers.server import HOST
 from tests.servers.shared import next_database, node
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 
 class SharedQuorum:
@@ -22,7 +22,7 @@ class SharedQuorum:
     def url(self, folder: Path) -> str:
         hosts = ",".join(f"{HOST}:{shared.server.port}" for shared in self._nodes)
         # A busy machine gives a server as long as it needs, and the servers were started just now.
-        return f"redlock://{hosts}/{self._database(folder)}?rejoin=0&node_timeout={LIMIT:g}"
+        return f"redlock://{hosts}/{self._database(folder)}?rejoin=0&node_timeout={LIMIT_S:g}"
 
     def records(self, folder: Path) -> int:
         """What a majority keeps: a release may just be on its way to the others."""

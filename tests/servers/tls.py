@@ -22,7 +22,7 @@ from cryptography import x509
 
 from tests.servers.proxy import stop_listening
 from tests.servers.server import HOST, Server, free_port
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 _CHUNK = 65536
 
@@ -118,7 +118,7 @@ class TlsFront:
                     one.transport.abort()
 
     def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(LIMIT)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(LIMIT_S)
 
     async def _end(self) -> None:
         await stop_listening(self._listener)

@@ -20,7 +20,7 @@ from tests.servers.processes import thread_switches
 T = TypeVar("T")
 Errors = tuple[type[BaseException], ...]
 
-LIMIT = 60.0  # real seconds; only ever reached when something is broken
+LIMIT_S = 60.0  # real seconds; only ever reached when something is broken
 _POLL_EVERY_S = 0.002
 _POLL_EVERY_MAX_S = 0.02  # when many polls were in vain
 
@@ -28,7 +28,7 @@ _POLL_EVERY_MAX_S = 0.02  # when many polls were in vain
 def until(condition: Callable[[], T], what: str = "", *, despite: Errors = ()) -> T:
     """The first true answer of the condition. An error of `despite` counts as "not yet"; any other is raised.
 
-    Raises AssertionError after LIMIT, with what was waited for and what was seen last.
+    Raises AssertionError after LIMIT_S, with what was waited for and what was seen last.
     """
     polled = _Polled(condition, what)
     while True:
@@ -66,13 +66,13 @@ def pause(seconds: float) -> None:
 
 
 def join(*threads: threading.Thread) -> None:
-    """Until they have ended. Raises AssertionError after LIMIT, with where those stand that have not."""
-    limit = time.monotonic() + LIMIT
+    """Until they have ended. Raises AssertionError after LIMIT_S, with where those stand that have not."""
+    limit = time.monotonic() + LIMIT_S
     for thread in threads:
         thread.join(max(0.0, limit - time.monotonic()))
     standing = [thread for thread in threads if thread.is_alive()]
     assert not standing, "\n".join(
-        f"{thread.name} has not ended after {LIMIT:g} s:\n{_where(thread)}" for thread in standing
+        f"{thread.name} has not ended after {LIMIT_S:g} s:\n{_where(thread)}" for thread in standing
     )
 
 
@@ -93,7 +93,7 @@ def stand_still(*threads: threading.Thread) -> None:
 
 def happens(event: threading.Event, what: str = "the event") -> None:
     """Until the event is set."""
-    assert event.wait(LIMIT), f"waited {LIMIT:g} s in vain for {what}"
+    assert event.wait(LIMIT_S), f"waited {LIMIT_S:g} s in vain for {what}"
 
 
 class _Polled:
@@ -103,7 +103,7 @@ class _Polled:
         self._condition, self._what = condition, what
         self._last: object = None
         self._number = 0
-        self._until = time.monotonic() + LIMIT
+        self._until = time.monotonic() + LIMIT_S
 
     def saw(self, answer: T) -> T:
         self._last, self._number = answer, self._number + 1
@@ -118,7 +118,7 @@ class _Polled:
         if time.monotonic() >= self._until:
             cause = self._last if isinstance(self._last, BaseException) else None
             raise AssertionError(
-                f"waited {LIMIT:g} s in vain for {self._what or _source(self._condition)}; "
+                f"waited {LIMIT_S:g} s in vain for {self._what or _source(self._condition)}; "
                 f"the last of {self._number} polls saw {self._last!r}"
             ) from cause
 

@@ -21,7 +21,7 @@ from tests.simulation.quorum_nodes import NodeNetwork, SimulatedNode
 from tests.simulation.quorum_runs import Client, Resource
 
 LONG, SHORT = 4.0, 1.0
-FOR_EVER = 1e9
+FOR_EVER_S = 1e9
 
 
 class Stage:
@@ -40,7 +40,7 @@ class Stage:
     ) -> Client:
         client = Client(SimulatedWorld(self.simulation, name), self.networks, rejoin=rejoin, quorum=quorum)
         for number, node in enumerate(client.nodes):
-            node.cut_off_until = 0.0 if number in reaches else FOR_EVER
+            node.cut_off_until = 0.0 if number in reaches else FOR_EVER_S
         self.clients.append(client)
         return client
 

@@ -18,7 +18,7 @@ from lockfast.backends.redlock.tally import BrokenHolds
 from lockfast.errors import BackendUnavailable
 from tests.simulation.quorum_nodes import EveryKey, VotingBackend
 
-WITHIN = 1.0
+WITHIN_S = 1.0
 
 
 class Server(VotingBackend):
@@ -173,11 +173,11 @@ def claim(id: str) -> Claim:
 
 
 def ask(client: QuorumBackend, id: str) -> Grant | Busy:
-    return run_to_end(client.acquire(claim(id), enqueue=False, within=WITHIN))
+    return run_to_end(client.acquire(claim(id), enqueue=False, within=WITHIN_S))
 
 
 def release(client: QuorumBackend, id: str) -> bool:
-    return run_to_end(client.release(claim(id), linger=0.0, within=WITHIN))
+    return run_to_end(client.release(claim(id), linger=0.0, within=WITHIN_S))
 
 
 def granted(client: QuorumBackend, id: str) -> int:
@@ -190,7 +190,7 @@ def granted(client: QuorumBackend, id: str) -> int:
 
 
 def wait_for(client: QuorumBackend, id: str) -> Grant | Busy:
-    return run_to_end(client.acquire(claim(id), enqueue=True, within=WITHIN))
+    return run_to_end(client.acquire(claim(id), enqueue=True, within=WITHIN_S))
 
 
 def test_of_several_claims_with_one_vote_each_one_gives_back() -> None:
@@ -199,7 +199,7 @@ def test_of_several_claims_with_one_vote_each_one_gives_back() -> None:
     clocks = {"c": 300, "b": 200, "a": 100}
     clients = {id: stage.client(clock) for id, clock in clocks.items()}
     for number, id in enumerate(clients):
-        vote = stage.servers[number].vote(claim(id), fence=clocks[id], order=clocks[id], enqueue=True, within=WITHIN)
+        vote = stage.servers[number].vote(claim(id), fence=clocks[id], order=clocks[id], enqueue=True, within=WITHIN_S)
         assert isinstance(run_to_end(vote), Grant)
     for id, client in clients.items():
         assert isinstance(wait_for(client, id), Busy)
@@ -214,7 +214,7 @@ def test_the_next_claim_keeps_what_a_release_that_is_under_way_has_handed_to_it(
     holder, waiter = stage.client(100), stage.client(200)
     granted(holder, "a")
     assert isinstance(wait_for(waiter, "b"), Busy)
-    run_to_end(stage.servers[-1].release(claim("a"), linger=0.0, within=WITHIN))
+    run_to_end(stage.servers[-1].release(claim("a"), linger=0.0, within=WITHIN_S))
     assert isinstance(wait_for(waiter, "b"), Busy)
     assert "b" in stage.servers[-1]._store.resources["x"].holders
 
@@ -253,31 +253,33 @@ def test_a_vote_that_is_still_there_when_it_is_asked_for_again_stays() -> None:
     fence = granted(second, "b")  # both are still there, and agree
     stage.servers[1].arrive()
     assert isinstance(ask(third, "c"), Busy)
-    run_to_end(first.abandon(claim("a"), within=WITHIN))
+    run_to_end(first.abandon(claim("a"), within=WITHIN_S))
     assert release(second, "b")
     assert granted(third, "c") > fence
 
 
 def test_a_fence_that_is_recorded_late_changes_nothing() -> None:
     server = Server()
-    run_to_end(server.vote(claim("a"), fence=100, order=1, enqueue=False, within=WITHIN))
-    assert run_to_end(server.record_fence(claim("a"), fence=200, instead_of=100, within=WITHIN))
-    assert run_to_end(server.record_fence(claim("a"), fence=200, instead_of=100, within=WITHIN)), "it may be said again"
-    assert not run_to_end(server.record_fence(claim("a"), fence=150, instead_of=100, within=WITHIN))
-    assert run_to_end(server.inspect("x", within=WITHIN)).holders[0].fence == 200
+    run_to_end(server.vote(claim("a"), fence=100, order=1, enqueue=False, within=WITHIN_S))
+    assert run_to_end(server.record_fence(claim("a"), fence=200, instead_of=100, within=WITHIN_S))
+    assert run_to_end(server.record_fence(claim("a"), fence=200, instead_of=100, within=WITHIN_S)), (
+        "it may be said again"
+    )
+    assert not run_to_end(server.record_fence(claim("a"), fence=150, instead_of=100, within=WITHIN_S))
+    assert run_to_end(server.inspect("x", within=WITHIN_S)).holders[0].fence == 200
 
 
 def test_a_release_takes_the_claim_out_of_a_queue_that_it_was_put_in_without_a_reply() -> None:
     """Else the server would wait for a claim that never asks again when it is the first."""
     stage = Stage()
-    run_to_end(stage.servers[0].vote(claim("a"), fence=50, order=50, enqueue=False, within=WITHIN))
+    run_to_end(stage.servers[0].vote(claim("a"), fence=50, order=50, enqueue=False, within=WITHIN_S))
     stage.servers[0].loses_replies = True
     client = stage.client(100)
-    assert isinstance(run_to_end(client.acquire(claim("b"), enqueue=True, within=WITHIN)), Grant)
+    assert isinstance(run_to_end(client.acquire(claim("b"), enqueue=True, within=WITHIN_S)), Grant)
     stage.servers[0].loses_replies = False
-    assert run_to_end(stage.servers[0].inspect("x", within=WITHIN)).waiters == 1
+    assert run_to_end(stage.servers[0].inspect("x", within=WITHIN_S)).waiters == 1
     assert release(client, "b")
-    assert run_to_end(stage.servers[0].inspect("x", within=WITHIN)).waiters == 0
+    assert run_to_end(stage.servers[0].inspect("x", within=WITHIN_S)).waiters == 0
 
 
 # How far fences are ahead of a client's clock
@@ -342,7 +344,7 @@ def test_clients_that_overtake_each_other_stay_by_their_clock() -> None:
 
 
 def renewed(client: QuorumBackend, id: str, fence: int) -> bool | None:
-    (kept,) = run_to_end(client.renew([Renewal(claim(id), 30.0, fence)], within=WITHIN))
+    (kept,) = run_to_end(client.renew([Renewal(claim(id), 30.0, fence)], within=WITHIN_S))
     return kept
 
 
@@ -361,7 +363,7 @@ def test_a_renewal_without_a_majority_for_or_against_it_says_so() -> None:
     stage.down(1)
     fence = granted(client, "a")
     stage.down(2)
-    run_to_end(stage.servers[1].vote(claim("z"), fence=50, order=50, enqueue=False, within=WITHIN))
+    run_to_end(stage.servers[1].vote(claim("z"), fence=50, order=50, enqueue=False, within=WITHIN_S))
     with pytest.raises(BackendUnavailable, match=r"fewer than 2 of the 3 lock servers have it .*does not have it"):
         renewed(client, "a", fence)
 
@@ -385,7 +387,7 @@ def test_a_vote_of_a_server_that_another_claim_only_tried_at_takes_the_place_of_
     stage.down(1)
     assert isinstance(ask(other, "b"), Busy)  # the vote of one server, which it gives back
     assert renewed(client, "a", fence)
-    assert run_to_end(stage.servers[2].inspect("x", within=WITHIN)).holders[0].fence == fence
+    assert run_to_end(stage.servers[2].inspect("x", within=WITHIN_S)).holders[0].fence == fence
 
 
 def test_a_vote_of_a_server_that_restarted_takes_the_place_of_none_and_is_not_asked_for() -> None:
@@ -398,7 +400,7 @@ def test_a_vote_of_a_server_that_restarted_takes_the_place_of_none_and_is_not_as
     for _ in range(2):
         with pytest.raises(BackendUnavailable, match="fewer than 2 of the 3 lock servers have it"):
             renewed(client, "a", fence)
-    assert not run_to_end(stage.servers[2].inspect("x", within=WITHIN)).locked
+    assert not run_to_end(stage.servers[2].inspect("x", within=WITHIN_S)).locked
 
 
 def with_a_slow_server(client: QuorumBackend) -> WithASlowServer:
@@ -415,7 +417,7 @@ def test_a_renewal_restores_what_a_server_lost_that_answers_after_the_majority()
     stage.servers[2].forget()
     assert renewed(client, "a", fence)
     fanout.catch_up()
-    assert [holder.fence for holder in run_to_end(stage.servers[2].inspect("x", within=WITHIN)).holders] == [fence]
+    assert [holder.fence for holder in run_to_end(stage.servers[2].inspect("x", within=WITHIN_S)).holders] == [fence]
 
 
 def test_a_lease_that_a_late_release_kept_from_one_vote_survives_a_server_that_is_emptied_after_a_renewal() -> None:
@@ -424,9 +426,9 @@ def test_a_lease_that_a_late_release_kept_from_one_vote_survives_a_server_that_i
     client = stage.client(100)
     assert granted(client, "a")
     for server in stage.servers[:2]:
-        run_to_end(server.release(claim("a"), linger=0.0, within=WITHIN))
+        run_to_end(server.release(claim("a"), linger=0.0, within=WITHIN_S))
     fence = granted(client, "b")
-    run_to_end(stage.servers[2].release(claim("a"), linger=0.0, within=WITHIN))
+    run_to_end(stage.servers[2].release(claim("a"), linger=0.0, within=WITHIN_S))
     fanout = with_a_slow_server(client)
     assert renewed(client, "b", fence)
     fanout.catch_up()
@@ -444,7 +446,7 @@ def test_a_vote_that_is_asked_for_in_the_background_does_not_come_back_after_the
     assert renewed(client, "a", fence)
     client._renewals.end(claim("a"))  # as the release does
     fanout.catch_up()
-    assert not run_to_end(stage.servers[2].inspect("x", within=WITHIN)).locked
+    assert not run_to_end(stage.servers[2].inspect("x", within=WITHIN_S)).locked
 
 
 def test_a_repair_whose_answer_is_lost_while_the_lease_is_released_is_cleaned_up() -> None:
@@ -471,12 +473,12 @@ def test_a_release_counts_a_vote_that_only_a_renewal_got() -> None:
     stage.down()
     stage.servers[1].forget()
     assert release(client, "a"), "a majority had it until now"
-    assert not any(run_to_end(server.inspect("x", within=WITHIN)).locked for server in stage.servers)
+    assert not any(run_to_end(server.inspect("x", within=WITHIN_S)).locked for server in stage.servers)
 
 
 def test_a_release_does_not_count_a_place_in_the_queue() -> None:
     stage = Stage()
-    run_to_end(stage.servers[2].vote(claim("z"), fence=50, order=50, enqueue=False, within=WITHIN))
+    run_to_end(stage.servers[2].vote(claim("z"), fence=50, order=50, enqueue=False, within=WITHIN_S))
     client = stage.client(100)
     stage.servers[2].loses_replies = True
     assert isinstance(wait_for(client, "a"), Grant)
@@ -513,8 +515,8 @@ def test_an_acquire_of_which_an_earlier_round_was_sent_counts_as_sent() -> None:
     """Two claims have a vote each of three servers; before the second tries again, all are gone."""
     stage = Stage()
     client = stage.client(100)
-    run_to_end(stage.servers[0].vote(claim("z"), fence=50, order=50, enqueue=False, within=WITHIN))
-    run_to_end(stage.servers[1].vote(claim("y"), fence=50, order=50, enqueue=False, within=WITHIN))
+    run_to_end(stage.servers[0].vote(claim("z"), fence=50, order=50, enqueue=False, within=WITHIN_S))
+    run_to_end(stage.servers[1].vote(claim("y"), fence=50, order=50, enqueue=False, within=WITHIN_S))
     fanout: Any = client._fanout
     rounds = 0
 
@@ -533,7 +535,7 @@ def test_an_acquire_of_which_an_earlier_round_was_sent_counts_as_sent() -> None:
 
 
 def break_(client: QuorumBackend) -> list[str]:
-    return [holder.claim_id for holder in run_to_end(client.break_("x", within=WITHIN)).holders]
+    return [holder.claim_id for holder in run_to_end(client.break_("x", within=WITHIN_S)).holders]
 
 
 def test_a_hold_that_a_majority_has_broken_gets_no_vote_of_a_server_that_never_had_it() -> None:
@@ -594,11 +596,11 @@ def test_the_rounds_of_one_try_share_its_time() -> None:
     stage = Stage()
     client = stage.client(100)
     for number, server in enumerate(stage.servers[:2]):  # each votes for another claim: the third vote is given back
-        run_to_end(server.vote(claim(f"z{number}"), fence=50, order=50, enqueue=False, within=WITHIN))
+        run_to_end(server.vote(claim(f"z{number}"), fence=50, order=50, enqueue=False, within=WITHIN_S))
     fanout: Any = client._fanout
     fanout.cost = 0.9
     assert isinstance(ask(client, "a"), Busy)
-    assert fanout.time <= WITHIN + 0.05
+    assert fanout.time <= WITHIN_S + 0.05
 
 
 # Fences
@@ -621,8 +623,8 @@ def test_a_fence_that_only_one_server_knew_is_recorded_at_a_majority_before_it_i
 def test_a_server_that_is_still_to_answer_may_make_a_majority_agree() -> None:
     stage = Stage()
     client = stage.client(100)
-    run_to_end(stage.servers[0].vote(claim("z"), fence=200, order=1, enqueue=False, within=WITHIN))
-    run_to_end(stage.servers[0].abandon(claim("z"), within=WITHIN))
+    run_to_end(stage.servers[0].vote(claim("z"), fence=200, order=1, enqueue=False, within=WITHIN_S))
+    run_to_end(stage.servers[0].abandon(claim("z"), within=WITHIN_S))
     assert granted(client, "a") == 100, "not 201, which one of three answered"
 
 
@@ -652,7 +654,7 @@ def test_the_vote_of_a_server_that_restarted_does_not_count_and_is_given_back() 
     stage.servers[1].years = 29.9
     with pytest.raises(BackendUnavailable, match="has just started and is excluded"):
         ask(client, "a")
-    assert all(not run_to_end(server.inspect("x", within=WITHIN)).holders for server in stage.servers)
+    assert all(not run_to_end(server.inspect("x", within=WITHIN_S)).holders for server in stage.servers)
     stage.servers[1].years = 30.0
     assert granted(client, "a")
 
@@ -661,25 +663,25 @@ def test_where_the_ttls_differ_the_longest_that_was_asked_for_keeps_a_server_out
     stage = Stage()
     client = stage.client(100, rejoin=None)
     long, short = claim("a"), claim("b")._replace(terms=claim("b").terms._replace(ttl=1.0))
-    run_to_end(client.acquire(long, enqueue=False, within=WITHIN))
+    run_to_end(client.acquire(long, enqueue=False, within=WITHIN_S))
     assert release(client, "a")
     for server in stage.servers:
         server.years = 2.0
     with pytest.raises(BackendUnavailable, match="excluded"):
-        run_to_end(client.acquire(short, enqueue=False, within=WITHIN))
+        run_to_end(client.acquire(short, enqueue=False, within=WITHIN_S))
 
 
 def test_a_lease_that_was_extended_keeps_a_server_out_for_as_long() -> None:
     stage = Stage()
     client = stage.client(100, rejoin=None)
     short = claim("a")._replace(terms=claim("a").terms._replace(ttl=2.0))
-    grant = run_to_end(client.acquire(short, enqueue=False, within=WITHIN))
+    grant = run_to_end(client.acquire(short, enqueue=False, within=WITHIN_S))
     assert isinstance(grant, Grant)
-    assert run_to_end(client.renew([Renewal(short, 60.0, grant.fence)], within=WITHIN)) == [True]
+    assert run_to_end(client.renew([Renewal(short, 60.0, grant.fence)], within=WITHIN_S)) == [True]
     for server in stage.servers[:2]:
         server._store.clear()
         server.years = 10.0
     with pytest.raises(BackendUnavailable, match="excluded"):
-        run_to_end(client.acquire(short._replace(id="b"), enqueue=False, within=WITHIN))
+        run_to_end(client.acquire(short._replace(id="b"), enqueue=False, within=WITHIN_S))
     stage.servers[0].years = stage.servers[1].years = 60.0  # what they have forgotten has ended
-    assert isinstance(run_to_end(client.acquire(short._replace(id="b"), enqueue=False, within=WITHIN)), Grant)
+    assert isinstance(run_to_end(client.acquire(short._replace(id="b"), enqueue=False, within=WITHIN_S)), Grant)

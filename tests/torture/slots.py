@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lockfast._time import boot_now
 from tests.servers.server import await_stop
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import LIMIT_S, until
 from tests.torture.journal import Journal
 from tests.torture.worker import Settings
 
@@ -97,7 +97,7 @@ class Slot:
         """Whatever became of the run."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
-            self._process.wait(LIMIT)
+            self._process.wait(LIMIT_S)
         self._close()
 
     def _close(self) -> None:

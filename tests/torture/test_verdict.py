@@ -15,12 +15,12 @@ from tests.torture.verdict import Findings, gather, judged
 
 FILE = "worker-0-threads-1.jsonl"
 OTHER = "worker-1-asyncio-1.jsonl"
-TTL = 1.0
+TTL_S = 1.0
 
 
 def write_hold(journal: Journal, start: float, fence: int, **others: Any) -> None:
     """As `Belief` begins it."""
-    facts = {"at": start, "id": f"claim{fence}", "until": start + TTL, "asked": start - 0.1, "kept": 0.0}
+    facts = {"at": start, "id": f"claim{fence}", "until": start + TTL_S, "asked": start - 0.1, "kept": 0.0}
     kind = {"name": "mutex:0", "holder": "one", "fence": fence, "mode": EXCLUSIVE, "style": "with", "limit": None}
     journal.write("held", **{**facts, **kind, **others})
 
@@ -33,9 +33,9 @@ def write_history(folder: Path, plant: str = "") -> None:
         write_hold(journal, at, fence)
         lost = fence % 3 == 0
         if lost:
-            journal.write("lost", at=at + TTL, id=f"claim{fence}", reason="")
+            journal.write("lost", at=at + TTL_S, id=f"claim{fence}", reason="")
         journal.write("over", at=at + (1.5 if lost else 0.5), id=f"claim{fence}")
-        at += TTL if lost else 0.5
+        at += TTL_S if lost else 0.5
     journal.close()
     supervise(folder)
 

@@ -13,7 +13,7 @@ from lockfast._time import boot_now
 from tests.adversity.actor import Actor
 from tests.servers.postgres_shared import advisory
 from tests.servers.server import await_stop
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,7 @@ def test_a_holder_stopped_past_its_ttl_excludes_others_until_it_goes_on_and_then
     holder.signal(signal.SIGCONT)
     assert holder.ask("state").items() >= LOST
     assert holder.ask("release")["released"] is False
-    with locks.lock("x", wait=LIMIT) as lease:
+    with locks.lock("x", wait=LIMIT_S) as lease:
         assert lease.held, "a lease that is lost holds nothing"
 
 

@@ -21,7 +21,7 @@ from tests.renewals import renew_soon
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_programs import VERSIONS
 from tests.servers.proxy import Proxy
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 
 class TestSessionsThatEnd(OnPostgres):
@@ -123,7 +123,7 @@ class TestServersThatCrash(OnPostgres):
         await stage.until(lambda: self._takes(stage), "the server to be back")
 
     async def _takes(self, stage: Stage) -> bool:
-        lease = await stage.locks().lock("a", wait=LIMIT).acquire()
+        lease = await stage.locks().lock("a", wait=LIMIT_S).acquire()
         return lease is not None and await lease.release()
 
     async def test_an_orderly_restart_is_a_loss_too(self, stage: Stage) -> None:
@@ -169,7 +169,7 @@ class TestServersThatHang(OnPostgres):
         self.server.go_on()
         async with stage.locks().lock("other"):
             await stage.until(lambda: self.held() == 1, "what was granted without a reply to be released")
-        async with locks.lock("a", wait=LIMIT):
+        async with locks.lock("a", wait=LIMIT_S):
             assert self.held() == 1
 
     async def test_a_waiter_is_served_when_the_server_answers_again(self, stage: Stage) -> None:
@@ -195,7 +195,7 @@ class TestServersThatAreFull(OnPostgres):
         late = stage.locks()
         await stage.until(lambda: refused_for(late, "d", "cannot reach "), "the reason to be reported")
         await late.close()  # a connection of its own that is still being made would take the room
-        patient = stage.start(stage.locks().lock("d", wait=LIMIT).take())
+        patient = stage.start(stage.locks().lock("d", wait=LIMIT_S).take())
         await stage.breathe()
         await first[0].release()
         await stage._opened[0].close()
@@ -223,7 +223,7 @@ class TestReplicas(OnPostgres):
             locks = stage.locks()
             await stage.until(lambda: refused_for(locks, "a", "is a replica"), "the reason to be reported")
             replica.promote()
-            async with locks.lock("a", wait=LIMIT) as lease:
+            async with locks.lock("a", wait=LIMIT_S) as lease:
                 assert lease.held
 
     async def test_a_failover_is_a_loss_at_once_and_fences_go_on(self, stage: Stage) -> None:
@@ -235,7 +235,7 @@ class TestReplicas(OnPostgres):
             self.server.kill()
             await stage.until(lambda: lease.lost, "the loss to be noticed")
             replica.promote()
-            async with locks.lock("a", wait=LIMIT) as again:
+            async with locks.lock("a", wait=LIMIT_S) as again:
                 assert again.fence > lease.fence
 
 
@@ -246,4 +246,4 @@ def test_a_client_that_is_killed_frees_its_locks_at_once(start: Callable[..., Ac
         actor.ask("acquire", name="a", ttl=3600)
         assert locks.lock("a", wait=0).acquire() is None
         actor.signal(signal.SIGKILL)
-        assert locks.lock("a", wait=LIMIT).acquire() is not None
+        assert locks.lock("a", wait=LIMIT_S).acquire() is not None

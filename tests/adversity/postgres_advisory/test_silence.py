@@ -14,7 +14,7 @@ from tests.patience import impatient
 from tests.polling import HOUR
 from tests.renewals import renew_soon, renewed
 from tests.servers.proxy import Proxy
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 
 class TestSessionsThatFallSilent(OnPostgres):
@@ -24,7 +24,7 @@ class TestSessionsThatFallSilent(OnPostgres):
             async with locks.lock("warm"):
                 pass
             proxy.forsake()
-            async with locks.lock("a", wait=LIMIT) as lease:
+            async with locks.lock("a", wait=LIMIT_S) as lease:
                 assert lease.held
 
     async def test_a_lease_in_a_silent_session_is_lost_with_its_ttl_and_its_name_can_be_acquired_again(
@@ -35,7 +35,7 @@ class TestSessionsThatFallSilent(OnPostgres):
             lease = await locks.lock("a", ttl=1).take()
             proxy.forsake()
             await stage.until(lambda: lease.lost, "the holder to stop believing")
-            async with locks.lock("a", wait=LIMIT) as again:
+            async with locks.lock("a", wait=LIMIT_S) as again:
                 assert again.fence > lease.fence
 
     async def test_a_lease_in_a_session_that_is_silent_for_a_while_is_kept_and_others_are_granted_meanwhile(
@@ -47,7 +47,7 @@ class TestSessionsThatFallSilent(OnPostgres):
             proxy.keep_back(b"lf_try_exclusive")
             with impatient(locks, 4), pytest.raises(BackendUnavailable):
                 await locks.lock("caught", wait=0).acquire()  # it may be granted there, so it can be had nowhere else
-            async with locks.lock("other", wait=LIMIT):
+            async with locks.lock("other", wait=LIMIT_S):
                 assert lease.held
             proxy.let_pass()
             await renewed(stage, lease)
@@ -70,7 +70,7 @@ class TestSessionsThatFallSilent(OnPostgres):
         self.server.go_on()
         for lease in leases:
             await renewed(stage, lease)
-        async with locks.lock("other", wait=LIMIT):
+        async with locks.lock("other", wait=LIMIT_S):
             assert all(lease.held for lease in leases)
         assert [await lease.release() for lease in leases] == [True] * 4
 
@@ -91,7 +91,7 @@ class TestSessionsThatFallSilent(OnPostgres):
     async def test_a_waiter_whose_session_falls_silent_is_served(self, stage: Stage) -> None:
         holder = await stage.locks().lock("a", ttl=3600).take()
         with Proxy(self.server) as proxy:  # type: ignore[arg-type]
-            waiter = stage.start(self.through(proxy, stage).lock("a", wait=LIMIT).take())
+            waiter = stage.start(self.through(proxy, stage).lock("a", wait=LIMIT_S).take())
             await stage.queue("a", 1)
             proxy.forsake()
             await holder.release()  # the server grants it to the silent session

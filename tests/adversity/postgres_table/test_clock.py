@@ -20,7 +20,7 @@ from tests.renewals import renew, renew_soon
 from tests.servers.clocks import Clock
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_tables import empty_table
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import LIMIT_S, until
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 HOUR = 3600.0
-TTL = 1.5
+TTL_S = 1.5
 QUEUE_UP = "SELECT (lockfast_acquire('', 'x', 'dead', 'h', 30, p_address => '') ->> 'position')::float"
 LEFT = "SELECT extract(epoch FROM expires_at - clock_timestamp()) FROM distributed_locks"
 
@@ -100,7 +100,7 @@ def test_fences_grow_whatever_the_clock_does(server: Jumpy, locks: lockfast.Lock
     fences = []
     for jump in (0.0, offset, 0.0, -offset, 0.0):
         server.jump_to(jump)
-        with locks.lock("x", wait=LIMIT) as lease:
+        with locks.lock("x", wait=LIMIT_S) as lease:
             fences.append(lease.fence)
     assert fences == sorted(set(fences))
 
@@ -108,11 +108,11 @@ def test_fences_grow_whatever_the_clock_does(server: Jumpy, locks: lockfast.Lock
 def test_after_a_jump_backwards_a_waiter_is_granted_soon_after_the_holder_stops_believing_and_not_before(
     server: Jumpy, locks: lockfast.Locks, others: lockfast.Locks
 ) -> None:
-    lease = take(locks, ttl=TTL, renew=False)
+    lease = take(locks, ttl=TTL_S, renew=False)
     server.jump_to(-HOUR)
     while lease.held:
         assert others.lock("x").acquire(blocking=False) is None or not lease.held
-    assert take(others, wait=LIMIT).fence > lease.fence, "the jump makes nothing last for an hour"
+    assert take(others, wait=LIMIT_S).fence > lease.fence, "the jump makes nothing last for an hour"
 
 
 def test_a_renewed_lease_outlives_a_jump_backwards(
@@ -147,13 +147,13 @@ def test_a_waiter_waits_through_a_jump_backwards_for_a_ttl_at_most(
     server: Jumpy, locks: lockfast.Locks, others: lockfast.Locks
 ) -> None:
     """It keeps its place, and is granted the lock though no holder released it."""
-    lease = take(locks, ttl=TTL, renew=False)
+    lease = take(locks, ttl=TTL_S, renew=False)
     started = boot_now()
     assert server.ask(QUEUE_UP) == 0
     server.jump_to(-HOUR)
-    second = take(others, wait=LIMIT)  # the first in line is dead, and its place from the future
+    second = take(others, wait=LIMIT_S)  # the first in line is dead, and its place from the future
     assert second.fence > lease.fence
-    assert boot_now() >= started + TTL
+    assert boot_now() >= started + TTL_S
 
 
 def test_what_was_kept_for_one_that_died_is_not_kept_through_a_jump_backwards(
@@ -164,7 +164,7 @@ def test_what_was_kept_for_one_that_died_is_not_kept_through_a_jump_backwards(
     server.jump_to(-HOUR)
     assert server.ask("SELECT release_lock('x', 'psql')::int")  # it is the dead one's turn
     server.jump_to(-2 * HOUR)
-    assert take(locks, wait=LIMIT).held, "before the dead one is forgotten"
+    assert take(locks, wait=LIMIT_S).held, "before the dead one is forgotten"
 
 
 def test_an_extension_after_a_jump_backwards_counts_from_the_new_time(server: Jumpy, locks: lockfast.Locks) -> None:
@@ -189,10 +189,10 @@ def test_inspection_shows_no_end_that_will_not_be(server: Jumpy, locks: lockfast
 def test_a_name_that_stays_taken_for_a_while_stays_so_no_longer_for_a_jump_backwards(
     server: Jumpy, locks: lockfast.Locks
 ) -> None:
-    lease = take(locks, ttl=60, min_hold=TTL)
+    lease = take(locks, ttl=60, min_hold=TTL_S)
     assert lease.release()
     server.jump_to(-HOUR)
-    assert take(locks, wait=LIMIT).held
+    assert take(locks, wait=LIMIT_S).held
 
 
 def test_a_jump_forwards_ends_leases_early_and_their_holder_is_notified(
@@ -201,7 +201,7 @@ def test_a_jump_forwards_ends_leases_early_and_their_holder_is_notified(
     lost: list[object] = []
     lease = take(locks, ttl=60, on_lost=lost.append)
     server.jump_to(HOUR)
-    second = take(others, wait=LIMIT)
+    second = take(others, wait=LIMIT_S)
     assert second.fence > lease.fence, "a store that looks at fences refuses the first"
     renew_soon(lease)
     until(lambda: lost, "the loss to be reported")

@@ -11,7 +11,7 @@ from lockfast.testing.stage import Stage
 from tests.adversity.postgres_table.stage import OnTable
 from tests.polling import HOUR
 from tests.renewals import renewed
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 
 class TestServersThatCrash(OnTable):
@@ -43,7 +43,7 @@ class TestServersThatCrash(OnTable):
         self.server.kill()
         await stage.until(lambda: lease.lost, "the holder to stop believing")
         self.server.start()
-        following = await stage.locks().lock("x", wait=LIMIT).take()
+        following = await stage.locks().lock("x", wait=LIMIT_S).take()
         assert following.fence > lease.fence
 
     async def test_waiters_get_a_new_place_after_a_crash_and_are_served(self, stage: Stage) -> None:

@@ -21,7 +21,7 @@ from tests.patience import refused_for
 from tests.servers.postgres import USER, PostgresServer
 from tests.servers.postgres_tables import empty_table
 from tests.servers.server import HOST
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import LIMIT_S, until
 
 MANY = 100  # grants: the log records a sequence thirty-two numbers ahead
 
@@ -66,7 +66,7 @@ class TestFailover(OnPostgres):
         locks = stage.locks()
         await stage.until(lambda: refused_for(locks, "x", "it is a replica"), "the reason to be reported")
         self.replica.promote()
-        async with locks.lock("x", wait=LIMIT) as lease:
+        async with locks.lock("x", wait=LIMIT_S) as lease:
             assert lease.held
 
     async def _not_replicated(self, stage: Stage) -> AwaitedLease:

@@ -19,7 +19,7 @@ from tests.adversity.postgres_table.stage import OnTable
 from tests.patience import impatient
 from tests.polling import HOUR, never_poll
 from tests.servers.proxy import Proxy
-from tests.servers.waiting import LIMIT, until, until_async
+from tests.servers.waiting import LIMIT_S, until, until_async
 
 
 def _idle(locks: Any) -> set[Any]:
@@ -77,7 +77,7 @@ class TestSlowLink(OnTable):
                 before = _long_idle(locks)
                 wire.delay = self.DELAY
                 hasty = asyncio.create_task(locks.lock("x", wait=self.SHORT).acquire())
-                patient = asyncio.create_task(locks.lock("y", wait=LIMIT).acquire())
+                patient = asyncio.create_task(locks.lock("y", wait=LIMIT_S).acquire())
                 assert await patient is not None
                 assert b"SELECT 1\0" in wire.sent
                 assert all(connection.alive for connection in before)
@@ -95,7 +95,7 @@ class TestSlowLink(OnTable):
             for module in (session, connections_asyncio):
                 monkeypatch.setattr(module, "boot_now", lambda: boot_now() + HOUR)
             before = len(wire.sent)
-            lease = await locks.lock("x", wait=LIMIT).take()
+            lease = await locks.lock("x", wait=LIMIT_S).take()
             assert wire.sent[before:].count(b"SELECT 1\0") == 1
             await lease.release()
 
@@ -106,7 +106,7 @@ class TestIdle(OnTable):
             locks = await self.ready(stage)
             _forsaken(wire, locks)
             before = locks.faults.calls["acquire"]
-            lease = await locks.lock("x", wait=LIMIT).take()
+            lease = await locks.lock("x", wait=LIMIT_S).take()
             assert locks.faults.calls["acquire"] == before + 1, "the first was answered"
             await lease.release()
 
@@ -125,7 +125,7 @@ class TestIdle(OnTable):
             locks = await self.ready(stage)
             _forsaken(wire, locks)
             before = len(wire.sent)
-            lease = await locks.lock("x", wait=LIMIT).take()
+            lease = await locks.lock("x", wait=LIMIT_S).take()
             sent = bytes(wire.sent[before:])
             assert sent.index(b"SELECT 1\0") < sent.index(b"lockfast_acquire")
             assert sent.count(lease.claim_id.encode()) == 1
@@ -145,7 +145,7 @@ class TestSiblings(OnTable):
                 other.rollback()
             until(lambda: len(_idle(locks)) >= 2, "both to be idle")
             before = _forsaken(wire, locks)
-            assert locks.lock("y", wait=LIMIT).acquire() is not None
+            assert locks.lock("y", wait=LIMIT_S).acquire() is not None
             assert not before & _idle(locks)
 
     def test_all_that_were_idle_as_long_are_closed_with_it_in_a_loop(self) -> None:
@@ -161,7 +161,7 @@ class TestSiblings(OnTable):
                 driver: Any = locks._logic.engine.backend._driver  # type: ignore[attr-defined]
                 await until_async(lambda: len(_idle(locks)) >= 2 and not driver._dialling, "all to be idle")
                 before = _forsaken(wire, locks)
-                assert await locks.lock("y", wait=LIMIT).acquire() is not None
+                assert await locks.lock("y", wait=LIMIT_S).acquire() is not None
                 assert not before & _idle(locks)
 
         with self.wire() as wire:
@@ -184,7 +184,9 @@ class TestSiblings(OnTable):
             locks = await self.ready(stage)
             holder, waiter, before = await self._waits(stage, locks)
             _forsaken(wire, locks)
-            other = await locks.lock("y", wait=LIMIT).take()  # and in doing so it learns that connections lead nowhere
+            other = await locks.lock(
+                "y", wait=LIMIT_S
+            ).take()  # and in doing so it learns that connections lead nowhere
             await stage.until(lambda: bool(self.listeners() - before), "it to listen anew")
             await holder.release()
             await (await waiter.result()).release()
@@ -199,7 +201,7 @@ class TestSiblings(OnTable):
             holder, waiter, before = await self._waits(stage, locks)
             wire.forsake()  # all were in use just now, so that none is probed
             with impatient(locks, 1.2):
-                other = await locks.lock("y", wait=LIMIT).take()
+                other = await locks.lock("y", wait=LIMIT_S).take()
             await stage.until(lambda: bool(self.listeners() - before), "it to listen anew")
             await holder.release()
             await (await waiter.result()).release()

@@ -11,7 +11,7 @@ from lockfast.testing.stage import Stage
 from tests.adversity.postgres_table.stage import OnTable
 from tests.patience import impatient
 from tests.polling import HOUR
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 LISTENS = "query LIKE 'LISTEN %'"
 ADD_ROLE = "DO $$ BEGIN CREATE ROLE lone LOGIN; EXCEPTION WHEN duplicate_object THEN END $$"
@@ -35,7 +35,7 @@ class TestNoRoom(OnTable):
         self._room_for(1)
         holder = await (await self.ready(stage)).lock("x", ttl=HOUR).take()
         locks = await self._lone(stage)
-        waiters = [stage.start(locks.lock("x", wait=LIMIT).take()) for _ in range(2)]
+        waiters = [stage.start(locks.lock("x", wait=LIMIT_S).take()) for _ in range(2)]
         await stage.queue("x", 2)
         await holder.release()
         await stage.until(lambda: any(waiter.done for waiter in waiters), "the first of them")
@@ -54,7 +54,7 @@ class TestNoRoom(OnTable):
             monkeypatch.setattr(f"lockfast.backends.postgres_table.io.{module}.LISTEN_AGAIN_AFTER_S", 0.2)
         self._room_for(1)
         holder = await (await self.ready(stage)).lock("x", ttl=HOUR).take()
-        waiter = stage.start((await self._lone(stage)).lock("x", wait=LIMIT).take())
+        waiter = stage.start((await self._lone(stage)).lock("x", wait=LIMIT_S).take())
         await stage.queue("x", 1)
         assert self.ours(f"{LISTENS} AND usename = 'lone'") == 0
         self._room_for(10)

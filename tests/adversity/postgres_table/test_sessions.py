@@ -17,7 +17,7 @@ from lockfast.testing.stage import Actor, Stage
 from tests.adversity.postgres_table.stage import OnTable
 from tests.polling import HOUR, never_poll
 from tests.renewals import renewed
-from tests.servers.waiting import LIMIT, join, until
+from tests.servers.waiting import LIMIT_S, join, until
 
 AT_WORK = "state = 'active' AND wait_event_type = 'Lock'"
 
@@ -118,7 +118,7 @@ class TestAnswersThatAreLost(OnTable):
                 await locks.lock("x", ttl=HOUR, wait=0.2).take()
             wire.heal()  # now the request arrives, and whatever was sent after it
             with self.straight():
-                lease = await stage.locks().lock("x", wait=LIMIT).take()
+                lease = await stage.locks().lock("x", wait=LIMIT_S).take()
             await lease.release()
             await stage.until(self.free(stage, "x"), "nothing to be left of it")
 
@@ -186,9 +186,9 @@ class TestUnderFire(OnTable):
         ends, terminated = threading.Event(), 0
 
         def work(number: int) -> None:
-            with lockfast.connect(self.server.url, patience=LIMIT) as locks:
+            with lockfast.connect(self.server.url, patience=LIMIT_S) as locks:
                 while not ends.is_set():
-                    with locks.lock("x", wait=LIMIT) as lease:
+                    with locks.lock("x", wait=LIMIT_S) as lease:
                         begin = boot_now()
                         lease.check()
                         holds.append(Hold("x", str(number), lease.fence, begin, boot_now()))

@@ -7,9 +7,9 @@ from lockfast.testing.stage import Stage
 from tests.adversity.postgres_table.stage import OnTable
 from tests.patience import refused, refused_for
 from tests.renewals import renew_soon, renewal_state, renewed
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
-WAIT = 0.3
+WAIT_S = 0.3
 
 
 class TestStandsStill(OnTable):
@@ -19,13 +19,13 @@ class TestStandsStill(OnTable):
         locks = await self.ready(stage)
         self.server.pause()
         started = boot_now()
-        await refused(locks.lock("x", wait=WAIT))
-        assert boot_now() >= started + WAIT / 2
+        await refused(locks.lock("x", wait=WAIT_S))
+        assert boot_now() >= started + WAIT_S / 2
         self.server.go_on()
 
     async def test_wait_is_kept_to_by_one_that_has_to_connect(self, stage: Stage) -> None:
         self.server.pause()
-        await refused(stage.locks(patience=0.01).lock("x", wait=WAIT))
+        await refused(stage.locks(patience=0.01).lock("x", wait=WAIT_S))
         self.server.go_on()
 
     async def test_wait_is_kept_to_by_one_that_stands_in_the_queue(self, stage: Stage) -> None:
@@ -88,7 +88,7 @@ class TestFull(OnTable):
         lease = await filling[0].lock("kept").take()
         late = stage.locks()
         await stage.until(lambda: refused_for(late, "x", "connection slots"), "the reason to be reported")
-        patient = stage.start(late.lock("x", wait=LIMIT).take())
+        patient = stage.start(late.lock("x", wait=LIMIT_S).take())
         await filling[2].close()
         assert (await patient.result()).held
         await lease.extend()
@@ -97,7 +97,7 @@ class TestFull(OnTable):
         self._as_guest()
         filling = [await self.ready(stage) for _ in range(3)]
         holder = await filling[0].lock("x").take()
-        waiter = stage.start(filling[1].lock("x", wait=LIMIT).take())
+        waiter = stage.start(filling[1].lock("x", wait=LIMIT_S).take())
         await stage.until(lambda: filling[1].faults.calls["acquire"] > 2, "a second try to find room")
         await filling[2].close()
         await holder.release()

@@ -19,7 +19,7 @@ from lockfast.backends.postgres_table import requests
 from lockfast.errors import AcquireTimeout, BackendUnavailable
 from tests.servers.postgres_shared import HERE
 from tests.servers.postgres_tables import table
-from tests.servers.waiting import LIMIT, join, until
+from tests.servers.waiting import LIMIT_S, join, until
 
 pytestmark = pytest.mark.slow
 
@@ -118,7 +118,7 @@ def test_a_lock_taken_in_an_open_transaction_excludes_others_and_is_rolled_back_
     with lockfast.connect(url) as locks:
         assert locks.lock("x", wait=0).acquire() is None
         psql.kill()
-        assert locks.lock("x", wait=LIMIT).acquire() is not None
+        assert locks.lock("x", wait=LIMIT_S).acquire() is not None
 
 
 @pytest.mark.parametrize("world", ["threads", "asyncio"])
@@ -170,7 +170,7 @@ def test_however_many_tasks_wait_for_an_open_transaction_they_hold_up_no_other(
     async def story() -> None:
         async with lockfast.aio.connect(url) as locks:
             psql.execute("BEGIN; SELECT acquire_lock('x', 'psql')")
-            waiters = [asyncio.create_task(locks.lock("x").acquire(timeout=LIMIT)) for _ in range(30)]
+            waiters = [asyncio.create_task(locks.lock("x").acquire(timeout=LIMIT_S)) for _ in range(30)]
             with psycopg.connect(url, autocommit=True) as other:
                 await asyncio.to_thread(until, lambda: other.execute(AT_A_NAME).fetchall())
             async with locks.lock("free"):
@@ -185,7 +185,7 @@ def test_however_many_tasks_wait_for_an_open_transaction_they_hold_up_no_other(
 
 
 def _take_and_note(locks: lockfast.Locks, fences: list[int]) -> None:
-    with locks.lock("x", wait=LIMIT) as lease:
+    with locks.lock("x", wait=LIMIT_S) as lease:
         fences.append(lease.fence)
 
 
@@ -256,7 +256,7 @@ def test_the_first_caller_after_a_restart_in_an_open_transaction_delays_no_other
     psql.execute("DELETE FROM lockfast_life")  # as a crash does
     psql.execute("BEGIN")
     assert psql.execute("SELECT acquire_lock('x', 'psql')") == "t"
-    with lockfast.connect(url) as locks, locks.lock("y", wait=LIMIT) as lease:
+    with lockfast.connect(url) as locks, locks.lock("y", wait=LIMIT_S) as lease:
         assert lease.fence > int(psql.execute("SELECT fence FROM distributed_locks WHERE lock_name = 'x'"))
     psql.execute("COMMIT")
     assert psql.execute("SELECT count(DISTINCT started) FROM lockfast_life") == "1"
@@ -283,7 +283,7 @@ def test_an_extension_in_an_open_transaction_holds_up_only_its_own_name(psql: Ps
     psql.execute("SELECT pg_sleep(0.6)")  # for all others it looks as if it were over
     with lockfast.connect(url) as locks:
         for number in range(2 * SWEEP_EVERY):
-            with locks.lock(f"other-{number}", wait=LIMIT):
+            with locks.lock(f"other-{number}", wait=LIMIT_S):
                 pass
         assert locks.lock("x", wait=0).acquire() is None, "it may still be committed"
         psql.execute("COMMIT")
@@ -296,7 +296,7 @@ def test_a_sweep_waits_for_no_lock(psql: Psql, url: str) -> None:
         psql.execute("BEGIN; SELECT 1 FROM distributed_locks WHERE lock_name = 'old-1' FOR UPDATE")
 
         def all_but_one() -> bool:
-            with locks.lock("busy", wait=LIMIT):
+            with locks.lock("busy", wait=LIMIT_S):
                 pass
             return other.execute("SELECT count(*) FROM distributed_locks WHERE fence <= 40").fetchone() == (1,)
 
@@ -348,7 +348,7 @@ def test_a_short_timeout_of_the_database_grants_nothing_without_a_reply(url: str
             with lockfast.connect(url) as locks:
                 slow.execute("SELECT acquire_lock('x', 'slow')")
                 got: list[Any] = []
-                waiter = threading.Thread(target=lambda: got.append(locks.lock("x", wait=LIMIT).acquire()))
+                waiter = threading.Thread(target=lambda: got.append(locks.lock("x", wait=LIMIT_S).acquire()))
                 waiter.start()
                 waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'"
                 until(lambda: other.execute(waits).fetchone(), "it to wait for the transaction")

@@ -23,7 +23,7 @@ from lockfast.testing.contract import Promise, on_the_real_clock
 from lockfast.testing.stage import Stage
 from tests.servers.proxy import Proxy
 from tests.servers.server import Server
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 
 def request_of(verb: str) -> bytes:
@@ -67,7 +67,7 @@ class OnAServer(Promise):
         lease = await locks.lock("ready", renew=False).take()
         await lease.extend(1)
         await lease.release()
-        await locks.faults.abandon(stage.claim("ready"), within=LIMIT)
+        await locks.faults.abandon(stage.claim("ready"), within=LIMIT_S)
         return locks
 
     def beside_the_wire(self, stage: Stage, **options: Any) -> AwaitedLocks:

@@ -17,7 +17,7 @@ from lockfast import LeaseLost
 from tests.capabilities import SETTABLE_CLOCK
 from tests.renewals import renew, renew_soon
 from tests.servers.clocks import JumpyServer
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import LIMIT_S, until
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 HOUR = 3600.0
-TTL = 1.5
+TTL_S = 1.5
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_fences_grow_whatever_the_clock_does(server: JumpyServer, locks: lockfas
     fences = []
     for jump in (0.0, offset, 0.0, -offset, 0.0):
         server.jump_to(jump)
-        with locks.lock("x", wait=LIMIT) as lease:
+        with locks.lock("x", wait=LIMIT_S) as lease:
             fences.append(lease.fence)
     assert fences == sorted(set(fences))
 
@@ -89,19 +89,19 @@ def test_a_renewed_lease_outlives_a_jump_backwards(
     lease.check()
     assert lost == []
     assert lease.release()
-    assert take(others, wait=LIMIT).fence > lease.fence
+    assert take(others, wait=LIMIT_S).fence > lease.fence
 
 
 def test_after_a_clock_jump_backwards_no_claim_is_granted_before_the_holder_stops_believing(
     server: JumpyServer, locks: lockfast.Locks, others: lockfast.Locks
 ) -> None:
-    lease = take(locks, ttl=TTL, renew=False)
+    lease = take(locks, ttl=TTL_S, renew=False)
     server.jump_to(-HOUR)
     following = None
     while lease.held:
         following = others.lock("x").acquire(blocking=False)
         assert following is None or not lease.held
-    following = following or take(others, wait=LIMIT)
+    following = following or take(others, wait=LIMIT_S)
     assert following.fence > lease.fence, "the jump makes nothing last for an hour"
 
 
@@ -111,7 +111,7 @@ def test_a_clock_jump_forwards_ends_leases_early_and_their_holder_is_notified(
     lost: list[object] = []
     lease = take(locks, ttl=60, on_lost=lost.append)
     server.jump_to(HOUR)
-    second = take(others, wait=LIMIT)
+    second = take(others, wait=LIMIT_S)
     assert second.fence > lease.fence, "a store that checks fences refuses the first"
     renew_soon(lease)
     until(lambda: lost, "the loss to be reported")
@@ -126,7 +126,7 @@ def test_a_lease_that_a_clock_jump_forwards_has_ended_is_not_revived_even_if_the
     server: JumpyServer, locks: lockfast.Locks
 ) -> None:
     lost: list[object] = []
-    lease = take(locks, ttl=TTL, on_lost=lost.append)
+    lease = take(locks, ttl=TTL_S, on_lost=lost.append)
     server.jump_to(HOUR)
     renew_soon(lease)
     until(lambda: lost, "the loss to be reported")
@@ -134,4 +134,4 @@ def test_a_lease_that_a_clock_jump_forwards_has_ended_is_not_revived_even_if_the
     assert not lease.held
     with pytest.raises(LeaseLost):
         lease.check()
-    assert take(locks, wait=LIMIT).fence > lease.fence
+    assert take(locks, wait=LIMIT_S).fence > lease.fence

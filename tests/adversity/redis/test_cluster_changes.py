@@ -19,7 +19,7 @@ from tests.adversity.redis.worlds import Anywhere, knows, record_of
 from tests.renewals import renewed
 from tests.servers.cluster import Nodes
 from tests.servers.server import HOST, Server
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 pytestmark = pytest.mark.slow
 
@@ -146,10 +146,10 @@ class TestSlotsMove(Anywhere):
         verbs, batch = stage.locks().faults, list[Renewal]()
         for node in self.nodes.primaries:
             claim = stage.claim(name_on(self.nodes, stage, node), ttl=60)
-            grant = await verbs.acquire(claim, enqueue=False, within=LIMIT)
+            grant = await verbs.acquire(claim, enqueue=False, within=LIMIT_S)
             assert isinstance(grant, Grant)
             batch.append(Renewal(claim, 60, grant.fence))
-        assert await verbs.renew(batch, within=LIMIT) == [True, True, True]
+        assert await verbs.renew(batch, within=LIMIT_S) == [True, True, True]
         for node in self.nodes.primaries if not knows else ():
             node.command("SCRIPT", "FLUSH")
 

@@ -15,7 +15,7 @@ from lockfast.backends.redis.io import blocking, resp
 from lockfast.backends.redis.io.endpoints import Address
 from tests.servers.proxy import Proxy
 from tests.servers.server import Server
-from tests.servers.waiting import LIMIT, join, stand_still, until
+from tests.servers.waiting import LIMIT_S, join, stand_still, until
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +55,7 @@ def idle_connections(locks: lockfast.Locks) -> int:
 def test_a_connection_is_kept_for_each_thread_that_asks_at_the_same_moment(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resp, "SUSPECT_AFTER_S", LIMIT)
+    monkeypatch.setattr(resp, "SUSPECT_AFTER_S", LIMIT_S)
     with Proxy(server) as proxy, lockfast.connect(proxy.url) as locks:
         ask_together(locks, server)
         before = proxy.accepted
@@ -79,7 +79,7 @@ def test_connections_that_are_not_used_any_more_are_closed(server: Server, monke
 def test_a_request_without_time_for_a_new_connection_closes_no_other(
     server: Server, monkeypatch: pytest.MonkeyPatch, within: float
 ) -> None:
-    monkeypatch.setattr(resp, "SUSPECT_AFTER_S", LIMIT)
+    monkeypatch.setattr(resp, "SUSPECT_AFTER_S", LIMIT_S)
     with lockfast.connect(server.url) as locks:
         ask_together(locks, server)
         before = idle_connections(locks)
@@ -103,7 +103,7 @@ class _Stall:
         not_in_time = self._connections._not_in_time
 
         def together(*args: Any) -> list[Any]:
-            all_wait.wait(LIMIT)
+            all_wait.wait(LIMIT_S)
             return cast("list[Any]", not_in_time(*args))
 
         monkeypatch.setattr(resp, "SUSPECT_AFTER_S", 0.05)
@@ -111,11 +111,11 @@ class _Stall:
         self.threads = [threading.Thread(target=self._ask) for _ in range(MANY)]
         for thread in self.threads:
             thread.start()
-        all_wait.wait(LIMIT)
+        all_wait.wait(LIMIT_S)
 
     def _ask(self) -> None:
         try:
-            self.replies += self._connections._ask(None, PING, 1, LIMIT)
+            self.replies += self._connections._ask(None, PING, 1, LIMIT_S)
         except BackendUnavailable as error:
             self.replies.append(error)
 
@@ -123,7 +123,7 @@ class _Stall:
 def test_one_thread_makes_a_new_connection_for_all_that_wait(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     with Proxy(server) as proxy, lockfast.connect(proxy.url) as locks:
         with monkeypatch.context() as patch:
-            patch.setattr(resp, "SUSPECT_AFTER_S", LIMIT)
+            patch.setattr(resp, "SUSPECT_AFTER_S", LIMIT_S)
             ask_together(locks, server)
         idle = idle_connections(locks)
         for _ in range(3):
@@ -146,7 +146,7 @@ def test_what_one_thread_learns_of_a_server_counts_for_all_that_wait(
 ) -> None:
     with Proxy(server) as proxy, lockfast.connect(proxy.url) as locks:
         with monkeypatch.context() as patch:
-            patch.setattr(resp, "SUSPECT_AFTER_S", LIMIT)
+            patch.setattr(resp, "SUSPECT_AFTER_S", LIMIT_S)
             ask_together(locks, server)
         before = proxy.accepted
         server.pause()
@@ -172,12 +172,12 @@ def test_a_new_connection_that_a_thread_had_no_time_for_shows_nothing_to_others(
         (connection,) = connections._idle[None]
         server.pause()
         try:
-            connection.send(PING, LIMIT)
+            connection.send(PING, LIMIT_S)
             short = connections._dial_another(None, connection, connection.asked_at + 0.1)
         finally:
             server.go_on()
         assert short is None or short.error is not None
-        answer = connections._dial_another(None, connection, connection.asked_at + LIMIT)
+        answer = connections._dial_another(None, connection, connection.asked_at + LIMIT_S)
         assert answer.error is None
 
 

@@ -26,7 +26,7 @@ from tests.polling import HOUR
 from tests.renewals import renewed
 from tests.servers.proxy import Proxy
 from tests.servers.server import Server
-from tests.servers.waiting import LIMIT, moment, until_async
+from tests.servers.waiting import LIMIT_S, moment, until_async
 
 pytestmark = pytest.mark.slow
 
@@ -106,7 +106,7 @@ class TestLostOnTheWire(OnAServer):
             await locks.lock("x", ttl=HOUR, wait=0.2).take()
         self.proxy.heal()  # now the request arrives, and all that was sent after it
         other = self.beside_the_wire(stage)
-        lease = await other.lock("x", wait=LIMIT).take()  # much sooner than the ttl of what came late
+        lease = await other.lock("x", wait=LIMIT_S).take()  # much sooner than the ttl of what came late
         await lease.release()
         await stage.until(self.free(stage, "x"), "nothing to be left of it")
 
@@ -184,7 +184,7 @@ def test_a_line_that_falls_silent_is_given_up_though_an_older_answer_came_meanwh
             theirs.send(b"+OK\r\n")
             assert await first == b"OK"
             with pytest.raises(BackendUnavailable, match="was disconnected"):
-                await asyncio.wait_for(second, LIMIT)
+                await asyncio.wait_for(second, LIMIT_S)
             assert not line.alive
 
     asyncio.run(story())

@@ -12,7 +12,7 @@ import lockfast.aio
 from tests.polling import HOUR, never_poll
 from tests.servers.binaries import HAS_REDIS_6
 from tests.servers.shared import redis_6, valkey
-from tests.servers.waiting import LIMIT, until_async
+from tests.servers.waiting import LIMIT_S, until_async
 
 NAMES = (
     "{a}",
@@ -102,7 +102,7 @@ def test_waiters_are_woken_whatever_the_name(url: str, monkeypatch: pytest.Monke
     async def wait_for_all() -> None:
         async with lockfast.aio.connect(url) as locks, lockfast.aio.connect(url) as others:
             leases = [await locks.lock(name, ttl=HOUR).acquire() for name in NAMES]
-            waiters = [asyncio.ensure_future(others.lock(name, wait=LIMIT).acquire()) for name in NAMES]
+            waiters = [asyncio.ensure_future(others.lock(name, wait=LIMIT_S).acquire()) for name in NAMES]
             for name in NAMES:
                 await until_async(lambda name=name: _waits(others, name), f"one to wait for {name!r}")  # type: ignore[misc]
             for lease in leases:

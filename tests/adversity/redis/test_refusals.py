@@ -25,7 +25,7 @@ from tests.waiters import in_queue
 
 pytestmark = pytest.mark.slow
 
-FOR_LONG = 3600.0  # seconds of patience for a transient error: an error that is raised at all is raised at once
+LONG_S = 3600.0  # seconds of patience for a transient error: an error that is raised at all is raised at once
 
 
 @pytest.fixture(params=["valkey", *(["redis6"] if binaries.HAS_REDIS_6 else [])])
@@ -41,11 +41,11 @@ def server(binary: Path) -> Iterator[Server]:
 
 def refused(url: str) -> BackendUnavailable:
     """Ask for a lock in both worlds: the error, which is the same in both and comes at once."""
-    with lockfast.connect(url, patience=FOR_LONG) as locks, pytest.raises(BackendUnavailable) as blocking:
+    with lockfast.connect(url, patience=LONG_S) as locks, pytest.raises(BackendUnavailable) as blocking:
         locks.lock("x").acquire()
 
     async def ask() -> None:
-        async with lockfast.aio.connect(url, patience=FOR_LONG) as locks:
+        async with lockfast.aio.connect(url, patience=LONG_S) as locks:
             await locks.lock("x").acquire()
 
     with pytest.raises(BackendUnavailable) as awaited:

@@ -20,7 +20,7 @@ from tests.polling import HOUR
 from tests.renewals import renew_soon, renewed
 from tests.servers.proxy import Proxy
 from tests.servers.server import Server
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 pytestmark = pytest.mark.slow
 
@@ -126,7 +126,7 @@ class TestReplicas(Anywhere):
             assert await (await locks.lock("ready").take()).release()
             proxy.forsake()
             started = boot_now()
-            await locks.lock("x", wait=LIMIT).take()
+            await locks.lock("x", wait=LIMIT_S).take()
             assert boot_now() >= started + patience
             await locks.close()
 

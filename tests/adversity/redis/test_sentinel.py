@@ -21,7 +21,7 @@ from tests.renewals import renewed
 from tests.servers.proxy import Proxy
 from tests.servers.sentinel import SERVICE, Watched
 from tests.servers.server import HOST, Server
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 pytestmark = pytest.mark.slow
 
@@ -106,7 +106,7 @@ class TestFound(Anywhere):
 
     @pytest.mark.parametrize("kind", [redis.sentinel.Sentinel, redis.asyncio.sentinel.Sentinel])
     async def test_a_client_of_sentinels_leads_to_the_same_locks(self, stage: Stage, kind: Any) -> None:
-        sentinels = kind([(HOST, sentinel.port) for sentinel in self.calm.sentinels], socket_timeout=LIMIT)
+        sentinels = kind([(HOST, sentinel.port) for sentinel in self.calm.sentinels], socket_timeout=LIMIT_S)
         self.where = sentinels.master_for(SERVICE, db=0)
         await self.works(stage)
         lease = await stage.locks().lock("x").take()
@@ -121,7 +121,7 @@ def test_a_service_is_found_by_any_name_and_beside_any_other(calm: Watched) -> N
         for name in names:
             endpoint = endpoint_of_url(urlsplit(f"redis+sentinel://{HOST}:{sentinel.port}/{quote(name, safe='')}"))
             for same in (endpoint, endpoint_of_url(urlsplit(endpoint.url))):
-                assert same.find(LIMIT) == Address(HOST, calm.primary.port)
+                assert same.find(LIMIT_S) == Address(HOST, calm.primary.port)
 
 
 class TestFailover(Anywhere):
@@ -155,7 +155,7 @@ class TestFailover(Anywhere):
         first = await locks.lock("x").take()
         assert await first.release()
         self.watched.kill_primary()
-        second = await locks.lock("x", wait=LIMIT).take()  # it asks until there is a new one
+        second = await locks.lock("x", wait=LIMIT_S).take()  # it asks until there is a new one
         assert _role(self.watched.replica) == b"master"
         assert second.fence > first.fence
 

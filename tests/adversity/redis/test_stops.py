@@ -16,11 +16,11 @@ from tests.adversity.redis.stage import OnAServer, request_of, sooner
 from tests.patience import refused
 from tests.polling import HOUR
 from tests.renewals import renew_soon, renewal_state, renewed
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 pytestmark = pytest.mark.slow
 
-WAIT = 0.3
+WAIT_S = 0.3
 
 
 class TestStandsStill(OnAServer):
@@ -30,7 +30,7 @@ class TestStandsStill(OnAServer):
         locks = await self.ready(stage)
         self.server.pause()
         with pytest.raises(BackendUnavailable):
-            await locks.lock(name, ttl=60, wait=WAIT).take()
+            await locks.lock(name, ttl=60, wait=WAIT_S).take()
         self.server.go_on()
 
     async def test_wait_is_kept_to_though_the_server_stands_still(self, stage: Stage) -> None:
@@ -39,17 +39,17 @@ class TestStandsStill(OnAServer):
     async def test_wait_is_kept_to_though_an_answer_breaks_off_in_the_middle(self, stage: Stage) -> None:
         locks = await self.ready(stage)
         broken = self.proxy.break_off_reply(to=request_of("acquire"))
-        self.proxy.delay, started = WAIT * 0.6, boot_now()
-        await refused(locks.lock("x", wait=WAIT))
-        assert boot_now() >= started + WAIT / 2
+        self.proxy.delay, started = WAIT_S * 0.6, boot_now()
+        await refused(locks.lock("x", wait=WAIT_S))
+        assert boot_now() >= started + WAIT_S / 2
         assert broken.is_set()
         self.proxy.delay = 0.0
 
     async def test_wait_is_kept_to_though_each_answer_of_the_handshake_is_slow(self, stage: Stage) -> None:
         self.server.configure("requirepass", "secret")
         self._url = self.proxy.url.replace("redis://", "redis://:secret@")[:-1] + "3"
-        self.proxy.delay = WAIT / 2
-        await refused(stage.locks(patience=0.01).lock("x", wait=WAIT))
+        self.proxy.delay = WAIT_S / 2
+        await refused(stage.locks(patience=0.01).lock("x", wait=WAIT_S))
         self.proxy.delay = 0.0
 
     async def test_wait_is_kept_to_by_one_that_stands_in_the_queue(self, stage: Stage) -> None:
@@ -123,7 +123,7 @@ class TestLeadsNowhere(OnAServer):
         locks = await self.ready(stage)
         self.proxy.forsake()
         started = boot_now()
-        lease = await locks.lock("x", wait=LIMIT).take()
+        lease = await locks.lock("x", wait=LIMIT_S).take()
         assert boot_now() >= started + patience
         assert [holder.fence for holder in self.truth(stage, "x").holders] == [lease.fence]
 
@@ -135,7 +135,7 @@ class TestLeadsNowhere(OnAServer):
         sooner(monkeypatch, 0.1)
         self.proxy.forsake()
         asked = locks.faults.calls["acquire"]
-        await locks.lock("x", wait=LIMIT).take()
+        await locks.lock("x", wait=LIMIT_S).take()
         assert locks.faults.calls["acquire"] - asked == 2, "one on an old connection, one on a new one"
 
     async def _many_connections(self, stage: Stage, locks: AwaitedLocks, number: int = 8) -> None:
@@ -166,7 +166,7 @@ class TestLeadsNowhere(OnAServer):
         sooner(monkeypatch, 0.1)
         asked, accepted = locks.faults.calls["acquire"], self.proxy.accepted
         self.server.pause()
-        taker = stage.start(locks.lock("x", ttl=HOUR, wait=LIMIT).take())
+        taker = stage.start(locks.lock("x", ttl=HOUR, wait=LIMIT_S).take())
         await stage.until(lambda: self.proxy.accepted > accepted, "a new connection to be tried")
         self.server.go_on()
         assert (await taker.result()).held
@@ -175,7 +175,7 @@ class TestLeadsNowhere(OnAServer):
     async def test_the_kernel_probes_the_subscription_of_a_waiter(self, stage: Stage) -> None:
         locks = await self.ready(stage)
         await self.beside_the_wire(stage).lock("x").take()
-        stage.start(locks.lock("x", wait=LIMIT).acquire())
+        stage.start(locks.lock("x", wait=LIMIT_S).acquire())
         await self.waiting(stage, "x")
         wakeups = locks.faults.inner._driver.wakeups  # type: ignore[attr-defined]
         subscribed = wakeups._inbox._connection if hasattr(wakeups, "_inbox") else wakeups.subscription

@@ -29,7 +29,7 @@ from tests.polling import HOUR, never_poll
 from tests.renewals import renewed
 from tests.servers.server import HOST, Server
 from tests.servers.tls import Certificates, TlsFront, name_in_folder
-from tests.servers.waiting import LIMIT, join, until
+from tests.servers.waiting import LIMIT_S, join, until
 
 pytestmark = pytest.mark.slow
 
@@ -277,9 +277,9 @@ def test_what_redis_py_alone_can_check_is_left_to_it(certificates: Certificates,
         endpoint = endpoint_of_client(client(host=HOST, port=front.port, ssl=True, **ocsp, **certificates.trusting))
         assert endpoint is not None
         with pytest.raises(BackendUnavailable, match="OCSP"):
-            endpoint.dial(None, LIMIT)
+            endpoint.dial(None, LIMIT_S)
         with pytest.raises(BackendUnavailable, match="ssl_validate_ocsp"):
-            asyncio.run(endpoint.dial_async(None, LIMIT))
+            asyncio.run(endpoint.dial_async(None, LIMIT_S))
 
 
 @pytest.mark.parametrize(
@@ -293,8 +293,8 @@ def test_a_ready_client_that_checks_no_certificate_or_no_name_decides_so(
         authority = certificates.trusting if "ssl_check_hostname" in trust else {}
         endpoint = endpoint_of_client(client(host=HOST, port=front.port, ssl=True, **authority, **trust))
         assert endpoint is not None
-        endpoint.dial(None, LIMIT).disconnect()
-        endpoint_of_url(urlsplit(endpoint.url)).dial(None, LIMIT).disconnect()
+        endpoint.dial(None, LIMIT_S).disconnect()
+        endpoint_of_url(urlsplit(endpoint.url)).dial(None, LIMIT_S).disconnect()
 
 
 def test_a_client_of_sentinels_that_checks_no_certificate_of_theirs_decides_so(
@@ -306,14 +306,14 @@ def test_a_client_of_sentinels_that_checks_no_certificate_of_theirs_decides_so(
         trust = {"ssl": True, "ssl_cert_reqs": None}
         endpoint = endpoint_of_client(client([(HOST, front.port)], sentinel_kwargs=trust).master_for("locks"))
         assert endpoint is not None
-        assert endpoint.find(LIMIT) == Address(HOST, server.port)
+        assert endpoint.find(LIMIT_S) == Address(HOST, server.port)
 
 
 def test_sentinels_are_asked_over_tls_too(certificates: Certificates, server: Server) -> None:
     with Server(sentinel=True) as sentinel, TlsFront(sentinel, certificates) as front:
         sentinel.command("SENTINEL", "MONITOR", "locks", HOST, server.port, 1)
         url = front.url("rediss+sentinel", **certificates.trusting).replace("/?", "/locks?")
-        assert endpoint_of_url(urlsplit(url)).find(LIMIT) == Address(HOST, server.port)
+        assert endpoint_of_url(urlsplit(url)).find(LIMIT_S) == Address(HOST, server.port)
 
 
 @pytest.mark.parametrize(
@@ -365,9 +365,9 @@ def test_ocsp_is_asked_for_by_a_url_as_by_a_client() -> None:
 def test_a_host_that_no_name_can_be_is_an_error_of_ours() -> None:
     endpoint = endpoint_of_url(urlsplit(f"redis://{'h' * 70}"))
     with pytest.raises(BackendUnavailable, match="label"):
-        endpoint.dial(None, LIMIT)
+        endpoint.dial(None, LIMIT_S)
     with pytest.raises(BackendUnavailable, match="label"):
-        asyncio.run(endpoint.dial_async(None, LIMIT))
+        asyncio.run(endpoint.dial_async(None, LIMIT_S))
 
 
 def test_host_names_cannot_be_checked_without_certificates() -> None:

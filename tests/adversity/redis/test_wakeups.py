@@ -11,7 +11,7 @@ from lockfast.testing.awaited import AwaitedLease, AwaitedLocks
 from lockfast.testing.stage import Actor, Stage
 from tests.adversity.redis.stage import OnAServer
 from tests.polling import HOUR, never_poll
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 pytestmark = pytest.mark.slow
 
@@ -98,7 +98,7 @@ class TestLostWakeUps(OnAServer):
         other = self.beside_the_wire(stage)
         self.proxy.black_hole()
         assert await holder.release()
-        passed = await other.lock("x", wait=LIMIT).take()
+        passed = await other.lock("x", wait=LIMIT_S).take()
         self.proxy.heal()
         await passed.release()
         assert (await waiter.result()).fence > passed.fence

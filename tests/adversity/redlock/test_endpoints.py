@@ -22,7 +22,7 @@ from lockfast.testing.stage import Stage
 from tests.adversity.redlock.servers import Quorum
 from tests.servers.server import HOST, Server
 from tests.servers.tls import Certificates, TlsFront
-from tests.servers.waiting import LIMIT, join, until
+from tests.servers.waiting import LIMIT_S, join, until
 
 pytestmark = pytest.mark.slow
 
@@ -40,8 +40,8 @@ class TestEndpoints(Promise):
         return open_backend(self.where, world, clock)
 
     async def works(self, stage: Stage) -> None:
-        held = await stage.locks().lock("x", wait=LIMIT).take()
-        waiter = stage.start(stage.locks().lock("x", wait=LIMIT).take())
+        held = await stage.locks().lock("x", wait=LIMIT_S).take()
+        waiter = stage.start(stage.locks().lock("x", wait=LIMIT_S).take())
         await stage.queue("x", 1)
         assert await held.release()
         granted = await waiter.result()
@@ -55,7 +55,7 @@ class TestEndpoints(Promise):
             server.command("ACL", "SETUSER", "ann", "on", ">secret word", "~*", "&*", "+@all")
         fronts = [self.stack.enter_context(TlsFront(server, certificates)) for server in self.servers]
         hosts = ",".join(f"{HOST}:{front.port}" for front in fronts)
-        options = urlencode({**certificates.trusting, "rejoin": 0, "node_timeout": LIMIT})
+        options = urlencode({**certificates.trusting, "rejoin": 0, "node_timeout": LIMIT_S})
         self.where: object = f"redlocks://ann:secret%20word@{hosts}/3?{options}"
         await self.works(stage)
         assert [server.command("INFO", "keyspace").count(b"db3") for server in self.servers].count(1) >= 2
@@ -66,7 +66,7 @@ class TestEndpoints(Promise):
         self.where = [kind(host=HOST, port=server.port) for server in self.servers]
         for server in self.servers:
             server.keep_all()  # else it would have to be as old as the ttl
-        held = await stage.locks().lock("x", wait=LIMIT).take()
+        held = await stage.locks().lock("x", wait=LIMIT_S).take()
         assert held.held
         assert await held.release()
 
@@ -86,7 +86,7 @@ def test_two_servers_that_hang_when_they_are_connected_to_are_waited_for_togethe
             for proxy in hanging:
                 proxy.black_hole()
                 proxy.accepted = 0
-            asking = threading.Thread(target=go, args=(quorum.url(f"rejoin=0&node_timeout={LIMIT}"),))
+            asking = threading.Thread(target=go, args=(quorum.url(f"rejoin=0&node_timeout={LIMIT_S}"),))
             asking.start()
             until(lambda: all(proxy.accepted for proxy in hanging), "both to be connected to, at the same time")
             for proxy in hanging:

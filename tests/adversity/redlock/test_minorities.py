@@ -17,12 +17,12 @@ from lockfast._time import boot_now
 from lockfast.testing.history import Hold, judge
 from tests.adversity.redlock.servers import Quorum
 from tests.scale import SOAK, by_scale
-from tests.servers.waiting import LIMIT, join, moment, until
+from tests.servers.waiting import LIMIT_S, join, moment, until
 
 pytestmark = pytest.mark.slow
 
 WORKERS = by_scale(8, soak=16)
-TTL = 1.0
+TTL_S = 1.0
 
 
 class Workers:
@@ -51,7 +51,7 @@ class Workers:
                 while not self._stop.is_set():
                     name = f"name{number % 2}"
                     with suppress(AcquireTimeout, BackendUnavailable, LeaseLost):
-                        with locks.lock(name, ttl=TTL, wait=LIMIT) as lease:
+                        with locks.lock(name, ttl=TTL_S, wait=LIMIT_S) as lease:
                             start = boot_now()
                             self._stop.wait(0.001)
                             self.believe(name, lease, start, boot_now())
@@ -62,7 +62,7 @@ class Workers:
         name = f"name{number % 2}"
         while not self._stop.is_set():
             with suppress(AcquireTimeout, BackendUnavailable, LeaseLost):
-                async with locks.lock(name, ttl=TTL, wait=LIMIT) as lease:
+                async with locks.lock(name, ttl=TTL_S, wait=LIMIT_S) as lease:
                     start = boot_now()
                     await moment(0.001)
                     self.believe(name, lease, start, boot_now())  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ def _minorities(size: int, fault: str) -> list[tuple[int, ...]]:
 
 def _old_enough(quorum: Quorum, nodes: tuple[int, ...]) -> None:
     for node in nodes:
-        until(lambda node=node: int(_fact(quorum, node, "uptime_in_seconds")) >= TTL + 1)  # type: ignore[misc]
+        until(lambda node=node: int(_fact(quorum, node, "uptime_in_seconds")) >= TTL_S + 1)  # type: ignore[misc]
 
 
 def _fact(quorum: Quorum, node: int, name: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.adversity.actor import Actor
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ def test_a_holder_whose_log_was_deleted_under_it_stops_believing(start: Start, t
     holder.ask("acquire", name="x", ttl=1.5)
     for ending in ("-wal", "-shm"):
         (tmp_path / f"locks.db{ending}").unlink()
-    assert other.ask("acquire", name="x", wait=LIMIT)["fence"]
+    assert other.ask("acquire", name="x", wait=LIMIT_S)["fence"]
     until(lambda: not holder.ask("state")["held"], "the holder to stop believing, by its next renewal at the latest")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from lockfast.backends.connecting.single_flight import MIN_WORK_S, SingleFlight
 from lockfast.errors import BackendUnavailable
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 
 class Work:
@@ -27,7 +27,7 @@ class Work:
 def test_callers_that_come_together_share_one_piece_of_work() -> None:
     async def story() -> None:
         work, dialling = Work(), SingleFlight[str]("lockfast-test")
-        callers = [asyncio.create_task(dialling.run(work, LIMIT, BackendUnavailable)) for _ in range(3)]
+        callers = [asyncio.create_task(dialling.run(work, LIMIT_S, BackendUnavailable)) for _ in range(3)]
         await asyncio.sleep(0)
         work.may_end.set()
         assert await asyncio.gather(*callers) == ["done"] * 3
@@ -39,8 +39,8 @@ def test_callers_that_come_together_share_one_piece_of_work() -> None:
 def test_a_caller_that_leaves_does_not_stop_the_work() -> None:
     async def story() -> None:
         work, dialling = Work(), SingleFlight[str]("lockfast-test")
-        leaves = asyncio.create_task(dialling.run(work, LIMIT, BackendUnavailable))
-        stays = asyncio.create_task(dialling.run(work, LIMIT, BackendUnavailable))
+        leaves = asyncio.create_task(dialling.run(work, LIMIT_S, BackendUnavailable))
+        stays = asyncio.create_task(dialling.run(work, LIMIT_S, BackendUnavailable))
         await asyncio.sleep(0)
         leaves.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -58,7 +58,7 @@ def test_a_caller_without_time_is_refused_and_the_work_still_gets_some() -> None
         with pytest.raises(BackendUnavailable, match="no answer in time"):
             await dialling.run(work, 0.0, BackendUnavailable)
         work.may_end.set()
-        assert await dialling.run(work, LIMIT, BackendUnavailable) == "done"
+        assert await dialling.run(work, LIMIT_S, BackendUnavailable) == "done"
         assert work.times == [MIN_WORK_S]
 
     asyncio.run(story())
@@ -69,7 +69,7 @@ def test_work_that_has_ended_is_begun_anew() -> None:
         work, dialling = Work(), SingleFlight[str]("lockfast-test")
         work.may_end.set()
         for _ in range(2):
-            assert await dialling.run(work, LIMIT, BackendUnavailable) == "done"
+            assert await dialling.run(work, LIMIT_S, BackendUnavailable) == "done"
         assert len(work.times) == 2
 
     asyncio.run(story())

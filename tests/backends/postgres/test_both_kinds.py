@@ -26,7 +26,7 @@ from tests.servers.postgres import USER
 from tests.servers.postgres_shared import own_name
 from tests.servers.postgres_tables import table
 from tests.servers.server import HOST
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.slow
 SCHEMES = ("postgresql", "postgresql+advisory")
@@ -93,7 +93,7 @@ def test_tasks_go_on_while_the_name_of_a_host_is_looked_up(
 
     def slow(host: str, *rest: Any, **options: Any) -> Any:
         asked.set()
-        assert answer.wait(LIMIT), "nothing else was done meanwhile"
+        assert answer.wait(LIMIT_S), "nothing else was done meanwhile"
         return found(HOST, *rest, **options)
 
     found = socket.getaddrinfo
@@ -102,8 +102,8 @@ def test_tasks_go_on_while_the_name_of_a_host_is_looked_up(
     async def story() -> None:
         where = url.replace("postgresql:", f"{scheme}:").replace(HOST, "known-to-nobody-else.invalid")
         async with lockfast.aio.connect(where) as locks:
-            taken = asyncio.ensure_future(locks.lock("a", wait=LIMIT).acquire())
-            assert await asyncio.to_thread(asked.wait, LIMIT)
+            taken = asyncio.ensure_future(locks.lock("a", wait=LIMIT_S).acquire())
+            assert await asyncio.to_thread(asked.wait, LIMIT_S)
             answer.set()
             assert await taken is not None
 
@@ -137,7 +137,7 @@ def test_what_a_url_does_not_say_comes_from_the_environment(
     for name, value in {"HOST": HOST, "PORT": server.port, "USER": USER, "DATABASE": database}.items():
         monkeypatch.setenv(f"PG{name}", str(value))
     where = scheme + rest.format(database=database, folder=server.folder)
-    with lockfast.connect(where) as locks, locks.lock("a", wait=LIMIT) as lease:
+    with lockfast.connect(where) as locks, locks.lock("a", wait=LIMIT_S) as lease:
         assert lease.held
 
 

@@ -24,7 +24,7 @@ from lockfast.backends.postgres.io.refusals import Broken, no_connection
 from tests.servers.postgres import USER
 from tests.servers.postgres_tables import table
 from tests.servers.server import HOST
-from tests.servers.waiting import LIMIT, join
+from tests.servers.waiting import LIMIT_S, join
 
 pytestmark = pytest.mark.slow
 SCHEMES = ("postgresql", "postgresql+advisory")
@@ -157,7 +157,7 @@ def test_a_host_that_failed_is_not_tried_again_while_another_one_works(
     url, first = _at_second(table().url(tmp_path), kind, monkeypatch)
     url = f"{url.replace('postgresql:', f'{scheme}:')}?application_name=me"
     try:
-        with lockfast.connect(url, patience=LIMIT) as locks:
+        with lockfast.connect(url, patience=LIMIT_S) as locks:
             with locks.lock("a"):
                 assert first.tries
             before = first.tries
@@ -173,7 +173,7 @@ def test_a_host_that_failed_is_not_tried_again_by_a_task(tmp_path: Path, monkeyp
     url, first = _at_second(table().url(tmp_path), "hosts", monkeypatch)
 
     async def story() -> None:
-        async with lockfast.aio.connect(f"{url}?application_name=me", patience=LIMIT) as locks:
+        async with lockfast.aio.connect(f"{url}?application_name=me", patience=LIMIT_S) as locks:
             async with locks.lock("a"):
                 before = first.tries
                 assert before

@@ -18,7 +18,7 @@ from lockfast.backends.postgres_advisory.io import asyncio_ as asyncio_module
 from lockfast.backends.postgres_advisory.io import blocking as blocking_module
 from lockfast.backends.postgres_advisory.io.session import dial
 from tests.servers.postgres import PostgresServer
-from tests.servers.waiting import LIMIT, join, until
+from tests.servers.waiting import LIMIT_S, join, until
 
 pytestmark = pytest.mark.slow
 _OURS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'me'"
@@ -111,7 +111,7 @@ class SlowDial:
     def __call__(self, *args: Any) -> Any:
         made = self._dial(*args)
         self.dialled.set()
-        assert self.go_on.wait(LIMIT)
+        assert self.go_on.wait(LIMIT_S)
         return made
 
 
@@ -122,7 +122,7 @@ def test_a_session_that_is_made_while_a_thread_closes_is_closed_too(
     monkeypatch.setattr(blocking_module, "dial", slow)
     locks = lockfast.connect(me)
     waiters = Waiters(locks, WAITERS)
-    assert slow.dialled.wait(LIMIT)
+    assert slow.dialled.wait(LIMIT_S)
     locks.close()
     slow.go_on.set()
     waiters.were_refused()

@@ -18,7 +18,7 @@ import pytest
 import lockfast
 from lockfast import Locks
 from tests.engine.interrupting import Interrupt
-from tests.servers.waiting import LIMIT, join, until
+from tests.servers.waiting import LIMIT_S, join, until
 
 pytestmark = [
     pytest.mark.slow,
@@ -60,7 +60,7 @@ def _given_out(backend: Any) -> list[object]:
 
 
 def _cycle(locks: Locks) -> None:
-    with locks.lock("b", wait=LIMIT):
+    with locks.lock("b", wait=LIMIT_S):
         pass
 
 
@@ -129,7 +129,7 @@ def test_interrupted_while_it_waits_a_claim_leaves_no_waiter_and_no_session_behi
             thread = threading.Thread(target=let_go)
             thread.start()
             try:
-                with locks.lock("a", wait=LIMIT):
+                with locks.lock("a", wait=LIMIT_S):
                     pass
             finally:
                 ended.set()

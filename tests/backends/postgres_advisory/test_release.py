@@ -23,7 +23,7 @@ from tests.servers.postgres import USER
 from tests.servers.postgres_shared import advisory
 from tests.servers.proxy import Proxy
 from tests.servers.server import HOST
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.slow
 Meanwhile = Callable[[], object]
@@ -101,7 +101,7 @@ def _once(fired: threading.Event, then: Callable[[], None]) -> None:
     """In a thread of its own: this one goes on to the release."""
 
     def wait() -> None:
-        assert fired.wait(LIMIT)
+        assert fired.wait(LIMIT_S)
         then()
 
     threading.Thread(target=wait).start()
@@ -167,12 +167,12 @@ def test_a_claim_that_is_asked_for_again_after_its_session_ended_is_granted_anew
     async def story() -> None:
         async with lockfast.aio.connect(url) as locks:
             backend = locks._logic.engine.backend
-            before = await backend.acquire(claim, enqueue=False, within=LIMIT)
+            before = await backend.acquire(claim, enqueue=False, within=LIMIT_S)
             psql.execute(_END_OURS)
-            after = await backend.acquire(claim, enqueue=False, within=LIMIT)
+            after = await backend.acquire(claim, enqueue=False, within=LIMIT_S)
             assert isinstance(before, Grant)
             assert isinstance(after, Grant)
             assert after.fence > before.fence
-            assert await backend.renew([Renewal(claim, 60.0, after.fence)], within=LIMIT) == [True]
+            assert await backend.renew([Renewal(claim, 60.0, after.fence)], within=LIMIT_S) == [True]
 
     asyncio.run(story())

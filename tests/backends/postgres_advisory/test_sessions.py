@@ -26,7 +26,7 @@ from tests.servers.postgres import USER
 from tests.servers.postgres_shared import HERE, advisory
 from tests.servers.postgres_wire import Pooler
 from tests.servers.server import HOST
-from tests.servers.waiting import LIMIT, join, until
+from tests.servers.waiting import LIMIT_S, join, until
 
 pytestmark = pytest.mark.slow
 _IN_LINE = f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND {HERE}"
@@ -106,7 +106,7 @@ def test_the_end_of_a_session_does_not_end_the_next_one_that_has_its_number(
     def late(self: SessionWatch, ended: Any) -> None:
         if ended:
             notified.set()
-            assert go_on.wait(LIMIT)
+            assert go_on.wait(LIMIT_S)
         usual(self, ended)
         if ended:
             looked.set()
@@ -117,12 +117,12 @@ def test_the_end_of_a_session_does_not_end_the_next_one_that_has_its_number(
         with locks.lock("warm"):
             number = sessions.ready.socket
         assert _count(psql, _END_OURS) == 1
-        assert notified.wait(LIMIT)
+        assert notified.wait(LIMIT_S)
         lease = locks.lock("a").acquire()
         assert lease is not None
         assert sessions.ready.socket == number
         go_on.set()
-        assert looked.wait(LIMIT)
+        assert looked.wait(LIMIT_S)
         assert lease.held
         assert lease.release()
 

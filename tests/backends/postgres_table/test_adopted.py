@@ -17,7 +17,7 @@ from lockfast._connect import migration
 from lockfast.backends.postgres_table.schema import script
 from lockfast.cli import main
 from tests.backends.postgres_table.adopted_table import ACQUIRE, RELEASE, TABLE, AdoptedDatabase
-from tests.servers.waiting import LIMIT, join, until
+from tests.servers.waiting import LIMIT_S, join, until
 
 Release = Callable[[], bool]
 
@@ -61,9 +61,9 @@ def test_callers_that_hold_wait_and_extend_go_on_through_it(theirs: AdoptedDatab
         until(lambda: theirs.waits(waiter) and theirs.waits(beating), "their callers to wait")
         assert reader.execute(HOUR, ("more", "reader")).fetchone() == (True,), "it is waited for, and need not wait"
         reader.commit()
-        assert migrated.result(LIMIT) == 0
-        assert busy.result(LIMIT) == (False,)
-        assert beats.result(LIMIT) == 1
+        assert migrated.result(LIMIT_S) == 0
+        assert busy.result(LIMIT_S) == (False,)
+        assert beats.result(LIMIT_S) == 1
     assert waiter.execute("SELECT acquire_lock('free', 'new'), acquire_lock('more', 'new')").fetchone() == (True, False)
     assert waiter.execute("SELECT release_lock('held', 'new'), release_lock('held', 'old')").fetchone() == (False, True)
     assert waiter.execute(HOUR, ("held", "new")).fetchone() == (True,)
@@ -83,7 +83,7 @@ def test_a_transaction_that_began_before_may_still_call(theirs: AdoptedDatabase)
         until(lambda: migrated.done() or theirs.ask(long), "the migration to wait for the transaction")
         assert caller.execute(HOUR, ("a", "me")).fetchone() == (True,)
         caller.commit()
-        assert migrated.result(LIMIT) == 0
+        assert migrated.result(LIMIT_S) == 0
     assert theirs.ask(HOUR, "a", "other") is False
 
 
@@ -112,7 +112,7 @@ def test_a_lock_is_not_granted_twice_while_its_table_is_adopted(theirs: AdoptedD
 
     def take() -> None:
         with lockfast.connect(theirs.url) as locks:
-            work("ours", lambda: lease.release if (lease := locks.lock("job").acquire(timeout=LIMIT)) else None)
+            work("ours", lambda: lease.release if (lease := locks.lock("job").acquire(timeout=LIMIT_S)) else None)
 
     def each_enters(*names: str) -> None:
         before = dict(entered)
@@ -131,7 +131,7 @@ def test_a_lock_is_not_granted_twice_while_its_table_is_adopted(theirs: AdoptedD
         finally:
             done.set()
         for caller in callers:
-            caller.result(LIMIT)
+            caller.result(LIMIT_S)
     assert not wrong
 
 
@@ -239,7 +239,7 @@ def test_what_was_acquired_while_it_waited_is_kept_at_every_isolation_level(thei
         migrated = threads.submit(main, ["migrate", f"{theirs.url}?{level}"])
         until(lambda: theirs.ask(AT_THE_TABLE), "the migration to wait for the table")
         writer.commit()
-        assert migrated.result(LIMIT) == 0
+        assert migrated.result(LIMIT_S) == 0
     assert theirs.ask("SELECT array_agg(lock_name) FROM distributed_locks") == ["held"]
 
 
@@ -374,8 +374,8 @@ def test_a_migration_in_the_middle_of_its_checks_is_not_overtaken_by_another(
         beside = threads.submit(second.execute, script("public").encode())
         until(lambda: beside.done() or empty.waits(second), "the second to end, or to wait for the first")
         empty.make("SELECT pg_advisory_unlock(7)")
-        looking.result(LIMIT)
-        beside.result(LIMIT)
+        looking.result(LIMIT_S)
+        beside.result(LIMIT_S)
     assert empty.ask(HOUR, "a", "me") is True
 
 
@@ -502,9 +502,9 @@ def test_a_transaction_that_stays_in_the_way_is_named(
         migrated = threads.submit(main, ["migrate", f"{theirs.url}?options=-clock_timeout%3D500"])
         until(lambda: migrated.done() or theirs.ask(AT_THE_TABLE), "the migration to wait for the table")
         waits = threads.submit(lambda: innocent.execute(HOUR, ("b", "me")).fetchone())
-        assert migrated.result(LIMIT) == 69
+        assert migrated.result(LIMIT_S) == 69
         assert f"does not end (process {idle.info.backend_pid})" in capsys.readouterr().err
-        assert waits.result(LIMIT) == (True,)
+        assert waits.result(LIMIT_S) == (True,)
         innocent.commit()
         assert theirs.ask("SELECT acquire_lock('b', 'me'), release_lock('b', 'me')") == (True, True)
         idle.commit()

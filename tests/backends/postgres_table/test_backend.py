@@ -22,7 +22,7 @@ from tests.polling import never_poll
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_shared import own_name
 from tests.servers.postgres_tables import table
-from tests.servers.waiting import LIMIT, join, until
+from tests.servers.waiting import LIMIT_S, join, until
 
 ADD_ROLE = 'DO $$ BEGIN CREATE ROLE "{}" LOGIN; EXCEPTION WHEN duplicate_object THEN END $$'
 COLUMNS = {
@@ -93,7 +93,7 @@ def test_a_waiter_in_python_is_woken_by_a_release_in_psql(database: Database, mo
     database.psql("SELECT acquire_lock('report', 'psql', 3600)")
     with lockfast.connect(database.url) as locks:
         got: list[lockfast.Lease] = []
-        waiter = threading.Thread(target=lambda: got.append(locks.lock("report").acquire(timeout=LIMIT)))  # type: ignore[arg-type]
+        waiter = threading.Thread(target=lambda: got.append(locks.lock("report").acquire(timeout=LIMIT_S)))  # type: ignore[arg-type]
         waiter.start()
         until(lambda: locks.inspect("report").waiters, "one to wait")
         assert database.psql("SELECT acquire_lock('report', 'other')") == "f", "no caller passes a waiter"

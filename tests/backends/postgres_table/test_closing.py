@@ -19,7 +19,7 @@ from lockfast.backends.postgres_table.io import asyncio_, blocking
 from lockfast.backends.postgres_table.io.batching import CLEAN_UP_WITHIN_S
 from lockfast.errors import BackendUnavailable, LockError
 from tests.servers.postgres_tables import table
-from tests.servers.waiting import LIMIT, join, pause, until, until_async
+from tests.servers.waiting import LIMIT_S, join, pause, until, until_async
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,7 @@ def clean_up_within(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _time_to_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is taken back after close() has all the time that a busy machine needs."""
-    clean_up_within(LIMIT, monkeypatch)
+    clean_up_within(LIMIT_S, monkeypatch)
 
 
 def ask(folder: Path, sql: str) -> int:
@@ -53,7 +53,7 @@ def in_threads(url: str, when: Callable[[lockfast.Locks], Any]) -> Raised:
 
     def wait() -> None:
         try:
-            locks.lock("a", wait=LIMIT).acquire()
+            locks.lock("a", wait=LIMIT_S).acquire()
         except BaseException as error:
             raised.append(type(error))
 
@@ -69,7 +69,7 @@ def in_threads(url: str, when: Callable[[lockfast.Locks], Any]) -> Raised:
 def in_tasks(url: str, when: Callable[[lockfast.aio.AsyncLocks], Awaitable[Any]]) -> Raised:
     async def story() -> Raised:
         locks = lockfast.aio.connect(url)
-        waiters = [asyncio.create_task(locks.lock("a", wait=LIMIT).acquire()) for _ in range(WAITERS)]
+        waiters = [asyncio.create_task(locks.lock("a", wait=LIMIT_S).acquire()) for _ in range(WAITERS)]
         await when(locks)
         await locks.close()
         return [type(one) for one in await asyncio.gather(*waiters, return_exceptions=True)]  # type: ignore[misc]
@@ -162,16 +162,16 @@ def test_what_was_granted_to_one_that_was_closed_meanwhile_is_taken_back(tmp_pat
     async def story(locks: Any) -> None:
         backend = locks._logic.engine.backend
         for claim in claims:
-            assert isinstance(await backend.acquire(claim, enqueue=True, within=LIMIT), Grant)
+            assert isinstance(await backend.acquire(claim, enqueue=True, within=LIMIT_S), Grant)
         await backend.close()
         await no_connection_is_left(world, tmp_path)
         with pytest.raises(BackendUnavailable, match="is closed"):
-            await backend.acquire(claims[0], enqueue=True, within=LIMIT)
+            await backend.acquire(claims[0], enqueue=True, within=LIMIT_S)
         if world == "asyncio":
-            await asyncio.gather(*(backend.abandon(claim, within=LIMIT) for claim in claims))
+            await asyncio.gather(*(backend.abandon(claim, within=LIMIT_S) for claim in claims))
         else:
             for claim in claims:
-                await backend.abandon(claim, within=LIMIT)
+                await backend.abandon(claim, within=LIMIT_S)
         await no_connection_is_left(world, tmp_path)
 
     in_world(world, tmp_path, story)
@@ -188,7 +188,7 @@ def test_what_cannot_be_taken_back_after_closing_is_tried_once_and_left_to_time(
 
     async def story(locks: Any) -> None:
         backend = locks._logic.engine.backend
-        assert isinstance(await backend.acquire(claim, enqueue=True, within=LIMIT), Grant)
+        assert isinstance(await backend.acquire(claim, enqueue=True, within=LIMIT_S), Grant)
         await backend.close()
         with psycopg.connect(table().url(tmp_path)) as slow:
             slow.execute("LOCK TABLE distributed_locks IN ACCESS EXCLUSIVE MODE")
@@ -205,9 +205,9 @@ def test_what_arrives_after_it_was_given_up_for_it_is_given_up_again(tmp_path: P
 
     async def story(locks: lockfast.Locks) -> None:
         backend = locks._logic.engine.backend
-        await backend.abandon(claim, within=LIMIT)
-        assert isinstance(await backend.acquire(claim, enqueue=True, within=LIMIT), Grant)
-        await backend.abandon(claim, within=LIMIT)
+        await backend.abandon(claim, within=LIMIT_S)
+        assert isinstance(await backend.acquire(claim, enqueue=True, within=LIMIT_S), Grant)
+        await backend.abandon(claim, within=LIMIT_S)
 
     with lockfast.connect(table().url(tmp_path)) as locks, pytest.raises(StopIteration):
         story(locks).send(None)

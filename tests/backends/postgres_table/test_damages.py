@@ -20,7 +20,7 @@ from lockfast.backends.postgres_table.schema import script
 from tests.backends.damages import HUGE, METADATA, count_on
 from tests.renewals import renew
 from tests.servers.postgres_tables import table
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -175,10 +175,10 @@ def test_beside_a_hold_that_cannot_be_read_each_claim_gets_an_error_that_says_wh
         peer.execute(f"UPDATE distributed_locks SET {change} WHERE lock_name = 'x'".encode())
         for claim in (
             lambda: others.lock("x").acquire(timeout=0),
-            lambda: others.lock("x", wait=LIMIT).acquire(),
+            lambda: others.lock("x", wait=LIMIT_S).acquire(),
             lambda: others.semaphore("x", 3).acquire(timeout=0),
             lambda: next(iter(others.election("x").observe())),
-            lambda: drive(locks._logic.engine.backend.acquire(lease._claim, enqueue=False, within=LIMIT)),
+            lambda: drive(locks._logic.engine.backend.acquire(lease._claim, enqueue=False, within=LIMIT_S)),
         ):
             with pytest.raises(BackendUnavailable, match=r"'x' .*is damaged.*break_lock") as refused:
                 claim()

@@ -24,7 +24,7 @@ from lockfast.errors import AcquireTimeout, BackendUnavailable
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_shared import HERE
 from tests.servers.postgres_tables import empty_table, table
-from tests.servers.waiting import LIMIT, join, until, until_async
+from tests.servers.waiting import LIMIT_S, join, until, until_async
 
 pytestmark = pytest.mark.slow
 
@@ -163,7 +163,7 @@ def test_one_bad_request_in_a_batch_harms_no_other(database: Database) -> None:
         async with lockfast.aio.connect(database.url) as locks:
             backend = locks._logic.engine.backend
             terms = [Terms(name, name, "h", 60.0, metadata=metadata) for name, metadata in NOT_ALL_JSON.items()]
-            asked = [backend.acquire(Claim(new_claim_id(), each), enqueue=False, within=LIMIT) for each in terms]
+            asked = [backend.acquire(Claim(new_claim_id(), each), enqueue=False, within=LIMIT_S) for each in terms]
             return await asyncio.gather(*asked, return_exceptions=True)
 
     good, bad, fine = asyncio.run(together())
@@ -206,7 +206,7 @@ def test_a_server_that_hangs_is_not_waited_for_beyond_the_time_given(server: Pos
                     locks.lock("a", wait=0.3).acquire(timeout=0.3) or pytest.fail("the lock was not granted")
         finally:
             server.go_on()
-        with locks.lock("a", wait=LIMIT):
+        with locks.lock("a", wait=LIMIT_S):
             pass
 
 
@@ -222,7 +222,7 @@ def test_a_server_that_hangs_holds_up_no_task_beyond_the_time_given(server: Post
                         await locks.lock("a", wait=0.3).__aenter__()
             finally:
                 server.go_on()
-            async with locks.lock("a", wait=LIMIT):
+            async with locks.lock("a", wait=LIMIT_S):
                 pass
 
     asyncio.run(story())
@@ -261,7 +261,7 @@ def test_a_waiter_whose_connections_were_terminated_is_woken_all_the_same(databa
         held = others.lock("a").acquire()
         assert held is not None
         got: list[Any] = []
-        with in_threads(lambda: got.append(locks.lock("a").acquire(timeout=LIMIT))):
+        with in_threads(lambda: got.append(locks.lock("a").acquire(timeout=LIMIT_S))):
             until(lambda: others.inspect("a").waiters == 1)
             assert database.ask(END_ALL) >= 2
             until(lambda: database.ask(f"SELECT count(*) {OURS} AND query LIKE 'LISTEN %%'"))
@@ -272,7 +272,7 @@ def test_a_waiter_whose_connections_were_terminated_is_woken_all_the_same(databa
 
 def test_tasks_whose_connections_were_terminated_are_woken_all_the_same(database: Database) -> None:
     async def wait(locks: lockfast.aio.AsyncLocks) -> None:
-        async with locks.lock("a", wait=LIMIT):  # in the order in which they came, which nothing here decides
+        async with locks.lock("a", wait=LIMIT_S):  # in the order in which they came, which nothing here decides
             pass
 
     async def story() -> None:
@@ -363,7 +363,7 @@ def test_a_transaction_that_stays_open_holds_up_its_own_names_only(
         for name in names:
             slow.execute("SELECT acquire_lock(%s, 'psql')", (name,))
         got: list[Any] = []
-        with in_threads(*[lambda name=name: got.append(locks.lock(name).acquire(timeout=LIMIT)) for name in names]):
+        with in_threads(*[lambda name=name: got.append(locks.lock(name).acquire(timeout=LIMIT_S)) for name in names]):
             waits = f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND {HERE}"
             until(lambda: database.ask(waits) == MAX_CONNECTIONS, "all of them to wait")
             with locks.lock("free"):
@@ -378,7 +378,7 @@ def test_two_that_take_names_in_opposite_orders_in_one_transaction_are_sorted_ou
         database.connection.execute("CREATE TABLE IF NOT EXISTS gate (id int)")
         other.execute("LOCK TABLE distributed_locks IN ACCESS EXCLUSIVE MODE")
         got: list[Any] = []
-        with in_threads(lambda: got.append(locks.lock("a").acquire(timeout=LIMIT))):
+        with in_threads(lambda: got.append(locks.lock("a").acquire(timeout=LIMIT_S))):
             relation = "relation = 'distributed_locks'::regclass"
             waits = f"SELECT count(*) FROM pg_locks WHERE {relation} AND NOT granted AND {HERE}"
             until(lambda: database.ask(waits))

@@ -26,7 +26,7 @@ from tests.servers.waiting import join, pause, until, until_async
 
 pytestmark = pytest.mark.slow
 
-TTL = 600.0
+TTL_S = 600.0
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ class Waiter:
 
     def __init__(self, locks: lockfast.Locks, wait: float | None = None) -> None:
         self.lease: lockfast.Lease | None = None
-        self._lock = locks.lock("x", ttl=TTL, wait=wait)
+        self._lock = locks.lock("x", ttl=TTL_S, wait=wait)
         self._thread = threading.Thread(target=self._take)
         self._thread.start()
         until(lambda: locks.inspect("x").waiters == 1 or not self._thread.is_alive(), "one to wait")
@@ -64,7 +64,7 @@ class Waiter:
 
 
 def held(locks: lockfast.Locks) -> lockfast.Lease:
-    lease = locks.lock("x", ttl=TTL).acquire()
+    lease = locks.lock("x", ttl=TTL_S).acquire()
     assert lease is not None
     return lease
 
@@ -129,7 +129,7 @@ def test_the_waiter_believes_from_before_the_release_was_sent(
     answers(monkeypatch, "release", lambda: pause(0.3))  # the answer was long on its way
     sent_at = boot_now()
     lease.release()
-    assert waiter.granted()._deadline <= sent_at + TTL
+    assert waiter.granted()._deadline <= sent_at + TTL_S
 
 
 def test_the_waiter_finds_its_grant_if_the_answer_to_the_release_is_lost(

@@ -14,7 +14,7 @@ from lockfast._connect import migration
 from lockfast.backends.postgres_table import schema
 from lockfast.cli import main
 from tests.backends.postgres_table.adopted_table import TABLE, AdoptedDatabase
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +67,7 @@ def test_a_migration_with_something_to_do_lets_clients_pass_until_the_table_is_f
         assert other.execute("SELECT acquire_lock('b', 'me')").fetchone() == (True,), "it was let past"
         assert not migrated.done()
         in_use.commit()
-        assert migrated.result(LIMIT) == 0
+        assert migrated.result(LIMIT_S) == 0
     assert database.ask(FINDS) is True
 
 

@@ -16,7 +16,7 @@ from lockfast._connect import migration
 from lockfast.backends.postgres_table.io.session import TableSession
 from lockfast.backends.postgres_table.schema import CLASS
 from tests.backends.postgres_table.adopted_table import TABLE, AdoptedDatabase
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ def test_one_whose_process_was_killed_ends_on_the_server(busy: AdoptedDatabase) 
     program = subprocess.Popen([sys.executable, "-m", "lockfast", "migrate", busy.url])
     until(lambda: _waits(busy), "the migration to wait")
     program.kill()
-    program.wait(LIMIT)
+    program.wait(LIMIT_S)
     until(lambda: not _waits(busy), "the server to notice")
 
 
@@ -57,7 +57,7 @@ def test_one_that_was_interrupted_is_cancelled(busy: AdoptedDatabase, monkeypatc
         interrupted = threads.submit(interrupt)
         with pytest.raises(KeyboardInterrupt):
             migration(busy.url).run(print)
-        interrupted.result(LIMIT)
+        interrupted.result(LIMIT_S)
     until(lambda: not _waits(busy), "the server to end it")
 
 

@@ -22,11 +22,11 @@ from lockfast.cli import main
 from lockfast.errors import BackendUnavailable
 from tests.servers.postgres_shared import own_name
 from tests.servers.postgres_tables import table
-from tests.servers.waiting import LIMIT, happens, join, until
+from tests.servers.waiting import LIMIT_S, happens, join, until
 
 pytestmark = pytest.mark.slow
 
-PATIENT = 3600.0  # seconds: what is reported at all is reported at once
+PATIENCE_S = 3600.0  # seconds: what is reported at all is reported at once
 TOO_LONG = "x" * 64 + ".invalid"  # a name that no resolver needs to be asked for
 ADD_ROLE = "DO $$ BEGIN CREATE ROLE {} NOLOGIN; EXCEPTION WHEN duplicate_object THEN END $$"
 ADD_DATABASE = "CREATE DATABASE {} ENCODING '{}' LOCALE 'C' TEMPLATE template0"
@@ -70,7 +70,7 @@ def test_a_host_that_fails_at_once_is_reported_with_its_reason(
 
     def reported() -> bool:
         with pytest.raises(BackendUnavailable) as caught:
-            take(url, 0.2 if passes else PATIENT)
+            take(url, 0.2 if passes else PATIENCE_S)
         assert caught.value.transient == passes
         return reason in str(caught.value)  # of what passes another reason may come first: there was no time
 
@@ -81,7 +81,7 @@ def test_a_host_that_fails_at_once_is_reported_with_its_reason(
 def test_the_next_host_is_tried_after_one_that_fails_at_once(take: Take, tmp_path: Path, bad: str) -> None:
     there = psycopg.conninfo.conninfo_to_dict(table().url(tmp_path))
     hosts = f"host={bad},{there['host']}&port={there['port']},{there['port']}"
-    assert take(f"postgresql://{there['user']}@/{there['dbname']}?{hosts}", PATIENT)
+    assert take(f"postgresql://{there['user']}@/{there['dbname']}?{hosts}", PATIENCE_S)
 
 
 def test_a_socket_that_is_not_there_yet_is_looked_for_until_the_time_is_over(take: Take, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_socket_that_is_not_there_yet_is_looked_for_until_the_time_is_over(tak
     comes = threading.Timer(0.3, (tmp_path / file).symlink_to, [server.folder / file])
     comes.start()
     try:
-        assert take(f"postgresql://lockfast@/{name}?host={tmp_path}&port={server.port}", PATIENT)
+        assert take(f"postgresql://lockfast@/{name}?host={tmp_path}&port={server.port}", PATIENCE_S)
     finally:
         join(comes)
 
@@ -124,7 +124,7 @@ def test_a_slow_resolver_is_waited_for_no_longer_than_asked_and_asked_once(
             assert not answers.is_set()
     finally:
         answers.set()
-    assert take(url, PATIENT)
+    assert take(url, PATIENCE_S)
     assert asked == ["slow.invalid"]
 
 
@@ -141,7 +141,7 @@ def test_a_name_that_is_not_found_is_looked_up_again(
         return resolve(str(there["host"]) if host == "late.invalid" else host, *args, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", found_later)
-    assert take(f"postgresql://{there['user']}@late.invalid:{there['port']}/{there['dbname']}", PATIENT)
+    assert take(f"postgresql://{there['user']}@late.invalid:{there['port']}/{there['dbname']}", PATIENCE_S)
     assert not failures
 
 
@@ -150,14 +150,14 @@ def test_a_role_that_may_not_log_in_is_refused_at_once(take: Take, tmp_path: Pat
     role = own_name("no_guest")
     table().server.psql(ADD_ROLE.format(role))
     with pytest.raises(BackendUnavailable, match="is not permitted to log in") as caught:
-        take(url.replace("lockfast@", f"{role}@"), PATIENT)
+        take(url.replace("lockfast@", f"{role}@"), PATIENCE_S)
     assert not caught.value.transient
 
 
 def test_a_database_or_role_that_is_read_only_is_refused_at_once(take: Take, tmp_path: Path) -> None:
     url = f"{table().url(tmp_path)}?options=-cdefault_transaction_read_only%3Don"
     with pytest.raises(BackendUnavailable, match="default_transaction_read_only is on") as caught:
-        take(url, PATIENT)
+        take(url, PATIENCE_S)
     assert not caught.value.transient
 
 
@@ -169,12 +169,12 @@ def test_a_connection_that_became_read_only_is_replaced_and_reported_as_such(tmp
         backend: Any = locks._logic.engine.backend
         driver = backend._driver
         (line,) = [line for line in driver._free if line is not None]
-        run(line.session.simple_query(b"SET default_transaction_read_only = on"), boot_now() + LIMIT)
+        run(line.session.simple_query(b"SET default_transaction_read_only = on"), boot_now() + LIMIT_S)
         request = backend._catalogue.request("throttle", "a", "1", "1", "1", "0", None)
         with pytest.raises(BackendUnavailable, match=r"is read-only: cannot execute \w+") as caught:
-            driver._ask(request, LIMIT)
+            driver._ask(request, LIMIT_S)
         assert caught.value.transient
-        assert driver._ask(request, LIMIT)
+        assert driver._ask(request, LIMIT_S)
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
@@ -185,7 +185,7 @@ def test_a_database_that_cannot_keep_every_name_is_refused(
     if server.psql(f"SELECT count(*) FROM pg_database WHERE datname = '{name}'") == "0":
         server.psql(ADD_DATABASE.format(name, encoding))
     with pytest.raises(BackendUnavailable, match=f"in {encoding}, and the lock table needs one in UTF8") as caught:
-        take(server.url_of(name), PATIENT)
+        take(server.url_of(name), PATIENCE_S)
     assert not caught.value.transient
     assert main(["migrate", server.url_of(name)]) != 0
     assert f"in {encoding}" in capsys.readouterr().err

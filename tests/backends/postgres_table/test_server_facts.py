@@ -9,7 +9,7 @@ import pytest
 
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_programs import NEWEST
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import LIMIT_S, until
 
 
 @pytest.fixture(scope="module", params=[16, NEWEST])
@@ -123,7 +123,7 @@ def test_a_notification_comes_with_the_commit_and_to_its_channel_alone(two: Two)
         other.execute("SELECT pg_notify('mine', 'a'), pg_notify('yours', 'b')")
         assert ask(one, "SELECT 1") == 1
         assert one.pgconn.notifies() is None
-    assert [note.payload for note in one.notifies(timeout=LIMIT, stop_after=1)] == ["a"]
+    assert [note.payload for note in one.notifies(timeout=LIMIT_S, stop_after=1)] == ["a"]
 
 
 def test_a_server_process_sends_its_own_number_at_the_start(two: Two) -> None:

@@ -25,11 +25,11 @@ from lockfast.errors import LimitMismatch
 from lockfast.testing.clock import FakeClock
 from tests.servers import binaries
 from tests.servers.server import HOST, Server
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.slow
 
-WITHIN = LIMIT
+WITHIN = LIMIT_S
 HELD = "lockfast:{x}:held"
 WAITERS, LAPSED = "lockfast:{x}:waiters", "lockfast:{x}:lapsed"
 SECRET = "secret" * 100
@@ -46,7 +46,7 @@ class Store:
         self.servers = servers
         self.clock = FakeClock()
         hosts = ",".join(f"{HOST}:{server.port}" for server in servers)
-        self.url = f"redlock://{hosts}?rejoin=0&node_timeout={LIMIT:g}" if kind == "redlock" else servers[0].url
+        self.url = f"redlock://{hosts}?rejoin=0&node_timeout={LIMIT_S:g}" if kind == "redlock" else servers[0].url
         self.backend: Backend = open_backend(self.url, ThreadWorld(self.clock), self.clock)
 
     def ask(self, claim: Claim, *, enqueue: bool = True) -> Grant | Busy:

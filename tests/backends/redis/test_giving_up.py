@@ -19,7 +19,7 @@ from lockfast.backends.base import Backend
 from lockfast.backends.redis.io import asyncio_ as redis_asyncio
 from tests.polling import HOUR
 from tests.servers.server import HOST, Server
-from tests.servers.waiting import LIMIT, until_async
+from tests.servers.waiting import LIMIT_S, until_async
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +42,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def open_at(servers: list[Server]) -> Backend:
     hosts = ",".join(f"{HOST}:{server.port}" for server in servers)
-    url = servers[0].url if len(servers) == 1 else f"redlock://{hosts}?rejoin=0&node_timeout={LIMIT:g}"
+    url = servers[0].url if len(servers) == 1 else f"redlock://{hosts}?rejoin=0&node_timeout={LIMIT_S:g}"
     return open_backend(url, AsyncioWorld(), None)
 
 
@@ -60,9 +60,9 @@ def test_claims_that_are_abandoned_again_on_the_same_connection_leave_no_tombsto
             await backend.close()
 
     async def give_up(backend: Backend, waiters: list[Claim]) -> None:
-        assert isinstance(await backend.acquire(claim(), enqueue=True, within=LIMIT), Grant)
+        assert isinstance(await backend.acquire(claim(), enqueue=True, within=LIMIT_S), Grant)
         for waiter in waiters:
-            assert isinstance(await backend.acquire(waiter, enqueue=True, within=LIMIT), Busy)
+            assert isinstance(await backend.acquire(waiter, enqueue=True, within=LIMIT_S), Busy)
         for server in servers:
             await until_async(lambda server=server: server.command("ZCARD", QUEUE) == MANY, "all to wait")  # type: ignore[misc]
             server.pause()
@@ -71,7 +71,7 @@ def test_claims_that_are_abandoned_again_on_the_same_connection_leave_no_tombsto
         for server in servers:
             server.go_on()
         for _ in range(2):
-            await asyncio.gather(*[backend.abandon(waiter, within=LIMIT) for waiter in waiters])
+            await asyncio.gather(*[backend.abandon(waiter, within=LIMIT_S) for waiter in waiters])
         for server in servers:
             await until_async(lambda server=server: server.command("ZCARD", QUEUE) == 0, "all to be gone")  # type: ignore[misc]
             assert b"!" not in server.command("GET", HELD)

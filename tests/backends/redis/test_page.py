@@ -11,7 +11,7 @@ import pytest
 import lockfast
 from tests.servers import binaries
 from tests.servers.server import HOST, Server
-from tests.servers.waiting import LIMIT, join
+from tests.servers.waiting import LIMIT_S, join
 from tests.waiters import in_queue
 
 pytestmark = pytest.mark.slow
@@ -37,8 +37,8 @@ def in_demand(locks: lockfast.Locks, others: lockfast.Locks) -> None:
     Each but the first is likely to be put into the queue the short way: one in a hundred takes the long one.
     """
 
-    with locks.lock("x", wait=LIMIT) as lease:
-        waiters = [in_queue(others.lock("x", wait=LIMIT), locks) for _ in range(4)]
+    with locks.lock("x", wait=LIMIT_S) as lease:
+        waiters = [in_queue(others.lock("x", wait=LIMIT_S), locks) for _ in range(4)]
         lease.extend(60)
         assert [info.name for info in others.list()] == ["x"]
     join(*waiters)

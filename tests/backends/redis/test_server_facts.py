@@ -15,7 +15,7 @@ import redis
 from tests.servers import shared
 from tests.servers.binaries import HAS_REDIS_6, redis_6
 from tests.servers.server import HOST, Server
-from tests.servers.waiting import LIMIT, join, until
+from tests.servers.waiting import LIMIT_S, join, until
 
 _connection: Any = redis.Connection
 Client = Any  # redis-py's answers have no types of their own
@@ -108,11 +108,11 @@ def test_scores_in_a_sorted_set_are_exact(client: Client) -> None:
 def test_what_a_script_publishes_reaches_a_subscriber(client: Client) -> None:
     with client.pubsub() as subscriber:
         subscriber.subscribe("lockfast:wake:fact")
-        assert subscriber.get_message(timeout=LIMIT)["type"] == "subscribe"
+        assert subscriber.get_message(timeout=LIMIT_S)["type"] == "subscribe"
         publish = "return redis.call('PUBLISH', ARGV[1], ARGV[2])"
         assert client.eval(publish, 0, "lockfast:wake:nobody", "claim") == 0  # the number of subscribers
         assert client.eval(publish, 0, "lockfast:wake:fact", "claim") == 1
-        message = subscriber.get_message(timeout=LIMIT)
+        message = subscriber.get_message(timeout=LIMIT_S)
         assert (message["type"], message["data"]) == ("message", b"claim")
 
 
@@ -120,7 +120,7 @@ def test_nothing_is_kept_for_a_subscriber_that_comes_later(client: Client) -> No
     assert client.publish("lockfast:wake:nobody", "claim") == 0
     with client.pubsub() as subscriber:
         subscriber.subscribe("lockfast:wake:nobody")
-        assert subscriber.get_message(timeout=LIMIT)["type"] == "subscribe"
+        assert subscriber.get_message(timeout=LIMIT_S)["type"] == "subscribe"
         assert subscriber.get_message(timeout=0.05) is None
 
 

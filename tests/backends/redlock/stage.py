@@ -17,7 +17,7 @@ from lockfast.testing.contract import Promise, on_the_real_clock
 from lockfast.testing.stage import Stage
 from tests.adversity.redlock.servers import Quorum
 from tests.renewals import renewed
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 
 class OnAQuorum(Promise):
@@ -25,7 +25,7 @@ class OnAQuorum(Promise):
 
     can = frozenset()
     size = 3
-    options = f"rejoin=0&node_timeout={LIMIT}"  # on a busy machine a server may take long; see `hasty`
+    options = f"rejoin=0&node_timeout={LIMIT_S}"  # on a busy machine a server may take long; see `hasty`
     _past_the_proxies = False
 
     def __init_subclass__(cls) -> None:

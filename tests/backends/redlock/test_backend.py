@@ -20,7 +20,7 @@ from tests.backends.redlock.stage import OnAQuorum, backend_of, hasty
 from tests.patience import impatient
 from tests.polling import HOUR, never_poll
 from tests.renewals import renew_soon
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 pytestmark = pytest.mark.slow
 
@@ -108,17 +108,17 @@ class TestMinorities(OnAQuorum):
         member = backend_of(locks)._fanout.members[2]
 
         async def is_known() -> bool:
-            await (await locks.lock("y", wait=LIMIT).take()).release()
+            await (await locks.lock("y", wait=LIMIT_S).take()).release()
             return member.wrong is not None
 
         await stage.until(is_known, "the replica to be found")
-        await (await locks.lock("y", wait=LIMIT).take()).release()
+        await (await locks.lock("y", wait=LIMIT_S).take()).release()
         await lease.extend()
         assert await lease.release()
         self.quorum.servers[2].lead()
 
         async def is_back() -> bool:
-            await (await locks.lock("y", wait=LIMIT).take()).release()
+            await (await locks.lock("y", wait=LIMIT_S).take()).release()
             return member.wrong is None
 
         await stage.until(is_back, "it to be one of them again")
@@ -169,7 +169,7 @@ class TestFences(OnAQuorum):
             away = self.quorum.proxies[round % 3]
             away.refuse()
             locks = stage.locks()
-            lease = await locks.lock("x", wait=LIMIT).take()
+            lease = await locks.lock("x", wait=LIMIT_S).take()
             assert lease.fence > last
             last = lease.fence
             await lease.release()
@@ -192,8 +192,8 @@ class TestFences(OnAQuorum):
         claim = Claim("0" * 32, Terms("x", "x", "me", 60.0))
 
         async def ask(verb: str, **options: Any) -> Any:
-            verbs = [getattr(quorum._nodes[0], verb)(claim, within=LIMIT, **options), None, None]
-            return (await quorum._fanout.ask(verbs, lambda results: results[0] is not PENDING, within=LIMIT))[0]
+            verbs = [getattr(quorum._nodes[0], verb)(claim, within=LIMIT_S, **options), None, None]
+            return (await quorum._fanout.ask(verbs, lambda results: results[0] is not PENDING, within=LIMIT_S))[0]
 
         def fence() -> int | None:
             (holder,) = self.quorum.at(0, "x").holders
@@ -233,8 +233,8 @@ class TestWaiting(OnAQuorum):
 
         async def ask(who: str, verb: str, **options: Any) -> Any:
             claim = Claim(who * 32, Terms("x", "x", who, 60.0))
-            verbs = [getattr(quorum._nodes[0], verb)(claim, within=LIMIT, enqueue=True, **options), None, None]
-            return (await quorum._fanout.ask(verbs, lambda results: results[0] is not PENDING, within=LIMIT))[0]
+            verbs = [getattr(quorum._nodes[0], verb)(claim, within=LIMIT_S, enqueue=True, **options), None, None]
+            return (await quorum._fanout.ask(verbs, lambda results: results[0] is not PENDING, within=LIMIT_S))[0]
 
         held = await ask("a", "vote", fence=100, order=5)
         assert (await ask("b", "vote", fence=100, order=50)).position == 0
@@ -257,8 +257,10 @@ class TestWaiting(OnAQuorum):
         async def ask(node: int, who: str, verb: str, **options: Any) -> Any:
             claim, verbs = Claim(who * 32, Terms("x", "x", who, 60.0)), [None, None, None]
             order = {"a": 5, "b": 6}[who]
-            verbs[node] = getattr(quorum._nodes[node], verb)(claim, order=order, within=LIMIT, enqueue=True, **options)
-            return (await quorum._fanout.ask(verbs, lambda results: results[node] is not PENDING, within=LIMIT))[node]
+            verbs[node] = getattr(quorum._nodes[node], verb)(
+                claim, order=order, within=LIMIT_S, enqueue=True, **options
+            )
+            return (await quorum._fanout.ask(verbs, lambda results: results[node] is not PENDING, within=LIMIT_S))[node]
 
         one, two = await ask(0, "a", "vote", fence=100), await ask(2, "b", "vote", fence=100)
         assert (await ask(0, "b", "vote", fence=100)).position == 0
@@ -372,14 +374,14 @@ class TestLists(OnAQuorum):
         class Lasting(Suspended):
             def __init__(self, request: bytes, replies: int) -> None:
                 nonlocal passed
-                passed += LIMIT / 4  # so the three servers together take less than one of them may
+                passed += LIMIT_S / 4  # so the three servers together take less than one of them may
                 super().__init__(request, replies)
 
         monkeypatch.setattr(fanout, "Suspended", Lasting)
         for module in (rounds, blocking):
             monkeypatch.setattr(module, "boot_now", lambda: boot_now() + passed)
         assert [info.name for info in await locks.list()] == ["x"]
-        assert passed > LIMIT
+        assert passed > LIMIT_S
 
 
 class TestPatience(OnAQuorum):
@@ -418,7 +420,7 @@ class TestFive(OnAQuorum):
         self.quorum.servers[0].kill()
         self.quorum.servers[3].pause()
         hasty(stage.observer)
-        held = await locks.lock("x", wait=LIMIT).take()
+        held = await locks.lock("x", wait=LIMIT_S).take()
         other = hasty(stage.locks())
         assert await other.lock("x").acquire(blocking=False) is None
         waiter = stage.start(other.lock("x").take())

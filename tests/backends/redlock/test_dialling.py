@@ -23,7 +23,7 @@ from lockfast.backends.redlock.io.fanout import Suspended, all_of_them
 from lockfast.backends.redlock.io.rounds import Round
 from tests.polling import HOUR
 from tests.servers.quorum import quorum
-from tests.servers.waiting import LIMIT, happens, join, stand_still, until
+from tests.servers.waiting import LIMIT_S, happens, join, stand_still, until
 
 PING = [command("PING")] * 3
 
@@ -42,7 +42,7 @@ class SlowToConnect:
         if node == self._node:
             self.begun.set()
             assert self.end.wait(HOUR)
-        self.made.append(BlockingNodeConnection(node, member, LIMIT))
+        self.made.append(BlockingNodeConnection(node, member, LIMIT_S))
         return self.made[-1]
 
 
@@ -238,7 +238,7 @@ def test_a_server_whose_answer_arrived_while_this_process_stood_still_is_not_giv
         nonlocal ahead
         for connection in connections.connections:
             assert connection is not None
-            assert select.select([connection.socket], [], [], LIMIT)[0]
+            assert select.select([connection.socket], [], [], LIMIT_S)[0]
         ahead = 2 * HOUR
 
     def now() -> float:

@@ -25,7 +25,7 @@ from tests.backends.redlock.stage import OnAQuorum, backend_of, hasty
 from tests.patience import impatient
 from tests.polling import HOUR, never_poll, poll_often
 from tests.renewals import renew_soon, renewal_state, renewed
-from tests.servers.waiting import LIMIT, happens, until
+from tests.servers.waiting import LIMIT_S, happens, until
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +46,7 @@ def _noted_answers(locks: AwaitedLocks, monkeypatch: pytest.MonkeyPatch) -> list
 class TestServersThatMissSomething(OnAQuorum):
     async def test_a_failed_try_leaves_no_vote_whose_reply_was_lost(self, stage: Stage) -> None:
         self.quorum.proxies[2].refuse()
-        held = await stage.locks().lock("wanted", ttl=600, wait=LIMIT).take()
+        held = await stage.locks().lock("wanted", ttl=600, wait=LIMIT_S).take()
         self.quorum.proxies[2].heal()
         locks = await self.ready(stage)
         hasty(locks)
@@ -69,7 +69,7 @@ class TestServersThatMissSomething(OnAQuorum):
     async def test_a_server_that_hangs_when_it_is_connected_to_costs_no_vote_of_the_others(self, stage: Stage) -> None:
         self.quorum.proxies[0].black_hole()
         claim = Claim("c" * 32, Terms("x", "x", "me", 60.0))
-        answer = await backend_of(hasty(stage.locks())).acquire(claim, enqueue=False, within=LIMIT)
+        answer = await backend_of(hasty(stage.locks())).acquire(claim, enqueue=False, within=LIMIT_S)
         assert isinstance(answer, Grant)
         assert self.quorum.held_at("x") == [False, True, True]
 
@@ -239,7 +239,7 @@ class TestServersThatMissSomething(OnAQuorum):
         claim = Claim("c" * 32, Terms(f"{stage.namespace}\x1fx", "x", "me", 60.0))
 
         async def missed() -> bool:
-            await backend.acquire(claim, enqueue=True, within=LIMIT)
+            await backend.acquire(claim, enqueue=True, within=LIMIT_S)
             return bool(backend._fanout.members[2].absent)
 
         await stage.until(missed, "its time to be over")
@@ -267,11 +267,11 @@ def test_a_vote_that_comes_after_its_release_has_no_effect_whichever_connections
     quorum: Quorum, in_use: bool
 ) -> None:
     """What is asked for a claim goes by the connections that its vote went by, or the vote is made void."""
-    with lockfast.connect(quorum.url(f"rejoin=0&node_timeout={LIMIT}")) as locks:
+    with lockfast.connect(quorum.url(f"rejoin=0&node_timeout={LIMIT_S}")) as locks:
         fanout = _fanout(locks)
         locks.lock("first").acquire().release()  # type: ignore[union-attr]
         of_another_thread = fanout._new_set()
-        fanout._fill(of_another_thread, LIMIT)
+        fanout._fill(of_another_thread, LIMIT_S)
         vote = quorum.proxies[2].keep_back(b"late-vote")
         lease = locks.lock("late-vote", ttl=600).acquire()
         assert lease is not None
@@ -313,14 +313,14 @@ def test_a_client_that_closes_its_connection_while_a_reply_is_due_takes_no_serve
     quorum: Quorum,
 ) -> None:
     """An interrupt closes the connections of its thread: another thread is still to ask all servers."""
-    with lockfast.connect(quorum.url(f"rejoin=0&node_timeout={LIMIT}")) as locks:
+    with lockfast.connect(quorum.url(f"rejoin=0&node_timeout={LIMIT_S}")) as locks:
         fanout = _fanout(locks)
         connections = fanout._new_set()
-        fanout._fill(connections, LIMIT)
+        fanout._fill(connections, LIMIT_S)
         for proxy in quorum.proxies:
             proxy.black_hole()
         asked = Round([command("PING")] * 3, all_of_them, fanout.members, "a claim")
-        asked.start(connections, LIMIT, LIMIT)
+        asked.start(connections, LIMIT_S, LIMIT_S)
         in_doubt: list[str] = []
         for member in fanout.members:
             member.mark_in_doubt = in_doubt.append

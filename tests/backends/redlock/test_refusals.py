@@ -18,7 +18,7 @@ from lockfast.backends.redlock.io.asyncio_ import AsyncioNodeConnection
 from lockfast.backends.redlock.io.members import Member
 from tests.adversity.redlock.servers import Quorum
 from tests.servers.server import HOST, Server
-from tests.servers.waiting import LIMIT, until, until_async
+from tests.servers.waiting import LIMIT_S, until, until_async
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +85,7 @@ def quorum() -> Iterator[Quorum]:
         yield quorum
 
 
-def in_both_worlds(url: UrlOrClient, wait: float = LIMIT) -> list[BackendUnavailable]:
+def in_both_worlds(url: UrlOrClient, wait: float = LIMIT_S) -> list[BackendUnavailable]:
     """The errors of an acquire there."""
 
     async def in_a_loop() -> None:
@@ -131,7 +131,7 @@ def test_a_server_that_stays_out_of_reach_is_logged_once(quorum: Quorum, caplog:
         member = locks._logic.engine.backend._fanout.members[2]  # type: ignore[attr-defined]
 
         def tried() -> bool:
-            with locks.lock("x", wait=LIMIT):
+            with locks.lock("x", wait=LIMIT_S):
                 return bool(member.failures >= 3)
 
         until(tried, "three tries")
@@ -160,16 +160,16 @@ def test_the_error_says_why_servers_cannot_be_connected_to(quorum: Quorum) -> No
 def test_a_server_that_restarted_is_excluded_for_one_ttl(quorum: Quorum, monkeypatch: pytest.MonkeyPatch) -> None:
     age, older = Member.age, 0.0
     monkeypatch.setattr(Member, "age", lambda member: age(member) + older)
-    with lockfast.connect(quorum.url(f"node_timeout={LIMIT}")) as locks:
+    with lockfast.connect(quorum.url(f"node_timeout={LIMIT_S}")) as locks:
         with pytest.raises(BackendUnavailable, match="has just started and is excluded"):
-            locks.lock("x", ttl=600, wait=LIMIT).acquire()
-    with lockfast.connect(quorum.url(f"node_timeout={LIMIT}")) as locks:
+            locks.lock("x", ttl=600, wait=LIMIT_S).acquire()
+    with lockfast.connect(quorum.url(f"node_timeout={LIMIT_S}")) as locks:
         older = 60.0  # so much time has passed
         for _ in range(6):  # the first time asks otherwise than the last
-            with locks.lock("y", ttl=60, wait=LIMIT) as lease:
+            with locks.lock("y", ttl=60, wait=LIMIT_S) as lease:
                 assert lease.held
         with pytest.raises(BackendUnavailable, match="has just started and is excluded"):
-            locks.lock("y", ttl=6000, wait=LIMIT).acquire()
+            locks.lock("y", ttl=6000, wait=LIMIT_S).acquire()
 
 
 def test_servers_that_are_all_new_say_when_they_count_and_what_else_to_do(quorum: Quorum) -> None:
@@ -180,9 +180,9 @@ def test_servers_that_are_all_new_say_when_they_count_and_what_else_to_do(quorum
             assert str(error).startswith("lock 'x' cannot be granted for another ")
             assert str(error).count("has just started and is excluded for another ") == 3
             assert "connect with rejoin=0 (in a URL: ?rejoin=0)" in str(error)
-    with lockfast.connect(clients, rejoin=0) as locks, locks.lock("x", ttl=600, wait=LIMIT) as lease:
+    with lockfast.connect(clients, rejoin=0) as locks, locks.lock("x", ttl=600, wait=LIMIT_S) as lease:
         assert lease.held
-    with lockfast.connect(quorum.url(""), rejoin=0) as locks, locks.lock("x", ttl=600, wait=LIMIT) as lease:
+    with lockfast.connect(quorum.url(""), rejoin=0) as locks, locks.lock("x", ttl=600, wait=LIMIT_S) as lease:
         assert lease.held
     with lockfast.DistributedLock(clients, rejoin=0) as manager:
         assert manager.acquire("x", 600)
@@ -209,7 +209,7 @@ def test_the_doctor_counts_a_new_server_as_a_lock_would_that_is_made_without_opt
 def test_a_server_that_syncs_every_write_is_not_excluded(quorum: Quorum) -> None:
     for server in quorum.servers:
         server.keep_all()
-    with lockfast.connect(quorum.url("")) as locks, locks.lock("x", ttl=600, wait=LIMIT) as lease:
+    with lockfast.connect(quorum.url("")) as locks, locks.lock("x", ttl=600, wait=LIMIT_S) as lease:
         assert lease.held
 
 
@@ -222,7 +222,7 @@ def test_clients_and_urls_are_taken_in_a_list(quorum: Quorum) -> None:
         two.url,
         redis.Redis(unix_socket_path=str(three.socket)),
     ]
-    with lockfast.connect(where) as locks, locks.lock("x", wait=LIMIT):
+    with lockfast.connect(where) as locks, locks.lock("x", wait=LIMIT_S):
         assert quorum.held_at("x").count(True) >= 2
 
 
@@ -272,20 +272,20 @@ def being_connected(backend: Any) -> list[Any]:
 def test_close_ends_connections_that_are_being_made(quorum: Quorum) -> None:
     async def use() -> None:
         locks = lockfast.aio.connect(quorum.url())
-        async with locks.lock("x", wait=LIMIT):
+        async with locks.lock("x", wait=LIMIT_S):
             quorum.proxies[2].black_hole()
             quorum.proxies[2].cut()  # so it is connected to anew, in vain
-        async with locks.lock("x", wait=LIMIT):
+        async with locks.lock("x", wait=LIMIT_S):
             backend: Any = locks._logic.engine.backend
 
             async def being_made() -> list[Any]:
-                async with locks.lock("y", wait=LIMIT):
+                async with locks.lock("y", wait=LIMIT_S):
                     return being_connected(backend)
 
             making = await until_async(being_made, "a connection that is being made")
         await locks.close()
         assert all(task.done() or task.cancelling() for task in making), "redis-py may take its time to react"
-        await asyncio.wait(making, timeout=LIMIT)
+        await asyncio.wait(making, timeout=LIMIT_S)
         assert all(task.done() for task in making)
 
     asyncio.run(use())
@@ -305,7 +305,7 @@ def test_a_connection_that_is_made_in_spite_of_close_is_not_made_again(
     async def use() -> None:
         locks = lockfast.aio.connect(quorum.url())
         backend: Any = locks._logic.engine.backend
-        asking = asyncio.create_task(locks.lock("x", wait=LIMIT).acquire())
+        asking = asyncio.create_task(locks.lock("x", wait=LIMIT_S).acquire())
         making = set(await until_async(lambda: being_connected(backend), "connections under way"))
         await locks.close()
         with pytest.raises(lockfast.LockError):
@@ -319,7 +319,7 @@ def test_a_connection_that_is_made_in_spite_of_close_is_not_made_again(
 def test_close_leaves_no_connection_in_the_loop(quorum: Quorum) -> None:
     async def use() -> None:
         locks = lockfast.aio.connect(quorum.url())
-        async with locks.lock("x", wait=LIMIT):
+        async with locks.lock("x", wait=LIMIT_S):
             backend: Any = locks._logic.engine.backend
             connections = list(filter(None, backend._fanout._connections))
         await locks.close()

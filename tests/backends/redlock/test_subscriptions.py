@@ -18,7 +18,7 @@ from lockfast.backends.redlock.io.blocking import BlockingFanout
 from lockfast.backends.redlock.io.fanout import Suspended, all_of_them
 from lockfast.backends.redlock.io.rounds import Round
 from tests.polling import HOUR
-from tests.servers.waiting import LIMIT, happens
+from tests.servers.waiting import LIMIT_S, happens
 
 NOWHERE = "redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"
 ALL = range(3)
@@ -58,7 +58,7 @@ def test_a_claim_that_is_expected_when_all_is_closed_is_woken_in_asyncio_too() -
             backend: Any = locks._logic.engine.backend
             backend._fanout._belong_to(asyncio.get_running_loop())
         backend._fanout.wakeups.expect(CLAIM)
-        assert await asyncio.wait_for(backend._fanout.wakeups.wait(CLAIM, HOUR), LIMIT)
+        assert await asyncio.wait_for(backend._fanout.wakeups.wait(CLAIM, HOUR), LIMIT_S)
 
     asyncio.run(story())
 
@@ -79,7 +79,7 @@ def test_a_thread_waits_for_the_subscription_of_another_no_longer_than_its_own_t
         gave_up.set()
 
     monkeypatch.setattr(redlock_blocking, "BlockingConnection", hangs)
-    with lockfast.connect(f"{NOWHERE}?node_timeout={LIMIT}") as locks:
+    with lockfast.connect(f"{NOWHERE}?node_timeout={LIMIT_S}") as locks:
         backend: Any = locks._logic.engine.backend
         threads = [threading.Thread(target=backend._fanout._subscribe, args=([2], HOUR), daemon=True)]
         threads.append(threading.Thread(target=hurries, args=(backend._fanout,), daemon=True))
@@ -148,7 +148,7 @@ def test_a_subscription_that_is_begun_in_the_middle_of_a_round_takes_no_longer_t
             fanout._connections = connections
             fanout._listen = never  # type: ignore[method-assign]
             asked = fanout.ask([verb() for _ in ALL], all_of_them, within=HOUR)
-            errors = await asyncio.wait_for(asked, LIMIT)
+            errors = await asyncio.wait_for(asked, LIMIT_S)
             assert all("did not answer in time" in str(error) for error in errors)
             assert all(member.absent for member in fanout.members)
 

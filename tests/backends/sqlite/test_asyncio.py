@@ -28,7 +28,7 @@ from lockfast.backends.sqlite.io.stalls import Stalls
 from lockfast.backends.sqlite.io.thread import SqliteThread
 from tests.no_threads import no_thread_left
 from tests.patience import impatient
-from tests.servers.waiting import LIMIT, happens, until_async
+from tests.servers.waiting import LIMIT_S, happens, until_async
 
 
 def _driver_of(locks: AsyncLocks) -> Any:
@@ -42,12 +42,12 @@ async def _cycle(locks: AsyncLocks) -> None:
     await lease.release()
 
 
-async def _ask(locks: AsyncLocks, step: Callable[[SqliteTransaction], Any], within: float = LIMIT) -> Any:
+async def _ask(locks: AsyncLocks, step: Callable[[SqliteTransaction], Any], within: float = LIMIT_S) -> Any:
     answer, _ = await _driver_of(locks).transact(step, (), within)
     return answer
 
 
-def _asked(locks: AsyncLocks, step: Callable[[SqliteTransaction], Any], within: float = LIMIT) -> asyncio.Task[Any]:
+def _asked(locks: AsyncLocks, step: Callable[[SqliteTransaction], Any], within: float = LIMIT_S) -> asyncio.Task[Any]:
     return asyncio.ensure_future(_ask(locks, step, within))
 
 
@@ -57,7 +57,7 @@ def _thread(_: SqliteTransaction) -> int:
 
 def _stalled(locks: AsyncLocks) -> None:
     """The disk has stopped the loop, so requests go to the thread for a while."""
-    _driver_of(locks)._stalls.took(LIMIT, boot_now())
+    _driver_of(locks)._stalls.took(LIMIT_S, boot_now())
 
 
 def _well_again(locks: AsyncLocks) -> None:
@@ -98,7 +98,7 @@ def test_a_lock_that_is_held_is_none_in_time_though_no_other_thread_runs(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        async with lockfast.aio.connect(f"sqlite:///{path}") as locks, locks.lock("held", ttl=LIMIT):
+        async with lockfast.aio.connect(f"sqlite:///{path}") as locks, locks.lock("held", ttl=LIMIT_S):
             with monkeypatch.context() as patch:
                 patch.setattr(SqliteThread, "do", _never)
                 assert await locks.lock("held").acquire(timeout=0.02) is None
@@ -443,7 +443,7 @@ def test_a_process_that_stood_still_past_the_time_of_a_request_finds_its_answer(
         moves_on.set()
         time_is_up(*args)
 
-    monkeypatch.setattr(sqlite_asyncio, "LATE_S", LIMIT)
+    monkeypatch.setattr(sqlite_asyncio, "LATE_S", LIMIT_S)
     monkeypatch.setattr(sqlite_asyncio.AsyncioSqlite, "_give_up", stand_still_until_then)
 
     async def main() -> None:
@@ -463,7 +463,7 @@ def test_the_thread_gets_to_run_beside_tasks_that_compute(path: Path) -> None:
 
     async def main() -> None:
         computing = asyncio.ensure_future(_compute())
-        async with lockfast.aio.connect(f"sqlite:///{path}", patience=LIMIT) as locks:
+        async with lockfast.aio.connect(f"sqlite:///{path}", patience=LIMIT_S) as locks:
             await _cycle(locks)
         computing.cancel()
 

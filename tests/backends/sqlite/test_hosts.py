@@ -17,7 +17,7 @@ from lockfast.backends.sqlite import schema as sqlite_store
 from lockfast.backends.sqlite.io.host import this_host
 from lockfast.sync import Locks
 from tests.backends.sqlite.stage import backend_on, claim_on, hold, on_host
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT_S
 
 
 def test_a_reboot_voids_all_leases_and_fences_keep_growing(locks: Locks, path: Path) -> None:
@@ -140,8 +140,8 @@ def test_a_release_after_a_reboot_does_not_say_that_it_was_held(path: Path) -> N
     claim = claim_on("x")
     before = backend_on(path, this_host())
     after = backend_on(path, this_host()._replace(boot="the next boot", booted_at=time.time() + 1))
-    assert isinstance(drive(before.acquire(claim, enqueue=False, within=LIMIT)), Grant)
-    assert drive(after.release(claim, linger=0.0, within=LIMIT)) is False
+    assert isinstance(drive(before.acquire(claim, enqueue=False, within=LIMIT_S)), Grant)
+    assert drive(after.release(claim, linger=0.0, within=LIMIT_S)) is False
     drive(before.close())
     drive(after.close())
 
@@ -150,10 +150,10 @@ def test_a_release_from_before_a_reboot_ends_no_hold_of_the_new_boot(path: Path)
     claim = claim_on("x")
     before = backend_on(path, this_host())
     after = backend_on(path, this_host()._replace(boot="the next boot"))
-    assert isinstance(drive(after.acquire(claim, enqueue=False, within=LIMIT)), Grant)
+    assert isinstance(drive(after.acquire(claim, enqueue=False, within=LIMIT_S)), Grant)
     with pytest.raises(BackendUnavailable, match="another host"):
-        drive(before.release(claim, linger=0.0, within=LIMIT))
-    assert drive(after.inspect("x", within=LIMIT)).locked
+        drive(before.release(claim, linger=0.0, within=LIMIT_S))
+    assert drive(after.inspect("x", within=LIMIT_S)).locked
     drive(before.close())
     drive(after.close())
 

@@ -16,7 +16,7 @@ from lockfast.aio import AsyncLocks
 from lockfast.backends.sqlite.io import blocking as sqlite
 from lockfast.backends.sqlite.io.blocking import BlockingSqlite
 from lockfast.backends.sqlite.io.driver import SqliteTransaction
-from tests.servers.waiting import LIMIT, until_async
+from tests.servers.waiting import LIMIT_S, until_async
 
 SHORT_BYTES = 1 << 16  # bytes
 
@@ -58,7 +58,7 @@ def test_no_request_in_the_loop_copies_the_log_into_the_file(path: Path, copied_
         async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             await _cycle(locks)
             driver: Any = locks._logic.engine.backend
-            by_itself, _ = await driver._driver.transact(_ask_by_itself, (), LIMIT)
+            by_itself, _ = await driver._driver.transact(_ask_by_itself, (), LIMIT_S)
             assert by_itself == (0,)
             for _ in range(500):
                 await _cycle(locks)
@@ -119,7 +119,7 @@ def test_a_request_that_comes_while_the_log_is_copied_does_not_stop_the_loop(
     def checkpoint(driver: BlockingSqlite) -> None:
         with driver._mutex:
             begun.set()
-            notified.append(moves_on.wait(LIMIT))
+            notified.append(moves_on.wait(LIMIT_S))
 
     monkeypatch.setattr(BlockingSqlite, "checkpoint", checkpoint)
 

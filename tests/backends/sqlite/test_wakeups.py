@@ -34,7 +34,7 @@ from lockfast.backends.wakeups.flood_guard import COST_OF_WAKE_ALL, IN_VAIN, Flo
 from lockfast.testing import FakeClock
 from tests.capabilities import ABSTRACT_SOCKETS
 from tests.polling import HOUR
-from tests.servers.waiting import LIMIT, join, until
+from tests.servers.waiting import LIMIT_S, join, until
 
 BRIEFLY_S = 0.05  # seconds in which a wake-up that must not come would come
 
@@ -129,7 +129,7 @@ def test_no_datagram_wakes_all_waiters(play: Play, any_socket: socket.socket, te
         address = {wakeups.expect(named), wakeups.expect(other)}.pop()
         any_socket.sendto(text, where(address))
         send(address, named.id)
-        assert await wakeups.wait(named, LIMIT), "so what came before it was read too"
+        assert await wakeups.wait(named, LIMIT_S), "so what came before it was read too"
         assert not await wakeups.wait(other, BRIEFLY_S)
 
     play(story)
@@ -164,7 +164,7 @@ def test_in_a_store_of_several_users_any_process_that_knows_a_claim_can_wake_it(
     async def story(wakeups: Wakeups) -> None:
         claim = a_claim()
         send(wakeups.expect(claim), claim.id)
-        assert await wakeups.wait(claim, LIMIT)
+        assert await wakeups.wait(claim, LIMIT_S)
 
     play(story)
 
@@ -266,7 +266,7 @@ def test_when_more_wake_ups_come_than_fit_all_waiters_are_woken(play: Play) -> N
         claims = [a_claim(), a_claim()]
         address = {wakeups.expect(claim) for claim in claims}.pop()
         send(address, *(new_claim_id() for _ in range(2 * datagrams._QUEUE_LENGTH)), *(claim.id for claim in claims))
-        assert [await wakeups.wait(claim, LIMIT) for claim in claims] == [True, True]
+        assert [await wakeups.wait(claim, LIMIT_S) for claim in claims] == [True, True]
 
     play(story)
 
@@ -335,7 +335,7 @@ def test_what_lies_unread_is_read_later(play: Play) -> None:
             send(address, new_claim_id())
             assert not await wakeups.wait(claim, 0.001)
             send(address, claim.id)
-            assert await wakeups.wait(claim, LIMIT)
+            assert await wakeups.wait(claim, LIMIT_S)
 
     play(story, strict(0.002))
 
@@ -349,7 +349,7 @@ def test_a_wake_up_for_a_claim_that_is_woken_already_is_in_vain(play: Play) -> N
             assert not await wakeups.wait(other, BRIEFLY_S)
         send(address, other.id)
         assert not await wakeups.wait(other, BRIEFLY_S), "that lies there unread"
-        assert await wakeups.wait(named, LIMIT)
+        assert await wakeups.wait(named, LIMIT_S)
 
     play(story, strict(HOUR))
 
@@ -360,10 +360,10 @@ def test_an_inbox_that_gets_wake_ups_of_its_waiters_is_never_left_unread(play: P
         address = {wakeups.expect(claim) for claim in claims}.pop()
         for _ in range(3):  # more than fit
             send(address, *(claim.id for claim in claims))
-            assert [await wakeups.wait(claim, LIMIT) for claim in claims] == [True] * len(claims)
+            assert [await wakeups.wait(claim, LIMIT_S) for claim in claims] == [True] * len(claims)
         for claim in claims:
             send(address, claim.id, new_claim_id())
-            assert await wakeups.wait(claim, LIMIT)
+            assert await wakeups.wait(claim, LIMIT_S)
 
     play(story, strict(HOUR))
 
