@@ -16,13 +16,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 
-from tests.servers.launching import call_off, launch, let_go, watch_over
+from tests.servers.launching import ServerProcess
 from tests.servers.postgres_programs import NEWEST, give, lesser, programs
-from tests.servers.processes import children_of, has_ended
+from tests.servers.processes import children_of
 from tests.servers.server import HOST, await_stop, free_port
-from tests.servers.waiting import until
 
 USER = "lockfast"
 _SETTINGS = {
@@ -71,12 +69,13 @@ class ReachablePostgres:
         return done.stdout.strip()
 
 
-class PostgresServer(ReachablePostgres):
+class PostgresServer(ServerProcess, ReachablePostgres):
     """A server with a folder of its own, at a port and at a socket. What was committed survives `kill`.
 
-    `settings` are those of postgresql.conf, e.g. {"max_connections": "5"}. It ends with this process; a `shared` one
-    ends with the run.
+    `settings` are those of postgresql.conf, e.g. {"max_connections": "5"}.
     """
+
+    last_signal = signal.SIGQUIT
 
     def __init__(
         self,
@@ -87,26 +86,13 @@ class PostgresServer(ReachablePostgres):
         env: Mapping[str, str] | None = None,
         shared: bool = False,
     ) -> None:
-        super().__init__(free_port(), bin or programs(version), Path(tempfile.mkdtemp(prefix="lockfast-pg-")))
+        folder = Path(tempfile.mkdtemp(prefix="lockfast-pg-"))
+        ReachablePostgres.__init__(self, free_port(), bin or programs(version), folder)
+        ServerProcess.__init__(self, folder, shared=shared)
         self.settings = {**_SETTINGS, **(settings or {})}
         self.data = self.folder / "data"
         self._env = env
         self._source: PostgresServer | None = None  # whom it replicates
-        self._process: subprocess.Popen[bytes] | None = None
-        self._watchdog: subprocess.Popen[bytes] | None = None
-        self._shared = shared
-        if not shared:
-            atexit.register(self.close)
-
-    @property
-    def pid(self) -> int:
-        """Of the postmaster."""
-        assert self._process is not None, "it is not running"
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
 
     def children(self) -> list[int]:
         """The processes of the connections, and its helpers."""
@@ -118,7 +104,7 @@ class PostgresServer(ReachablePostgres):
         for _ in range(20):
             self._prepare()
             self._launch()
-            if self._comes_up():
+            if self._comes_up(self._is_ready):
                 return self
             if self.data.joinpath("PG_VERSION").exists() and "in use" not in self._log.read_text()[-500:]:
                 break
@@ -166,25 +152,8 @@ class PostgresServer(ReachablePostgres):
         """A replica becomes a primary; the old one does not learn of it."""
         assert self.psql("SELECT pg_promote(true, 30)") == "t"
 
-    def let_go(self) -> None:
-        """No test may end a shared one before the run ends."""
-        let_go(self._process)
-        let_go(self._watchdog)
-
-    def close(self) -> None:
-        atexit.unregister(self.close)
-        self.crash()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
     def __enter__(self) -> PostgresServer:
         return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    @property
-    def _log(self) -> Path:
-        return self.folder / "log"
 
     def _prepare(self) -> None:
         if self.data.exists():
@@ -203,40 +172,9 @@ class PostgresServer(ReachablePostgres):
         where = ["-D", str(self.data), "-p", str(self.port), "-h", HOST, "-k", str(self.folder)]
         options = [word for name, value in self.settings.items() for word in ("-c", f"{name}={value}")]
         words = [*lesser(), str(self.bin / "postgres"), *where, *options]
-        self._process = launch(words, Path("/"), self._log, self._env)
         end = 'kill -QUIT "$1"; kill -CONT "$1"; sleep 1; kill -9 "$1"'  # in order, so that its own processes end too
-        self._watchdog = watch_over(self._process, self.folder, end, shared=self._shared)
-
-    def _comes_up(self) -> bool:
-        """Whether it is ready for connections; not if it has ended."""
-        until(lambda: not self.running or self._is_ready(), "PostgreSQL to be ready", despite=(OSError,))
-        if self.running:
-            return True
-        self._end(signal.SIGKILL)
-        return False
+        self._start(words, Path("/"), self._env, end)
 
     def _is_ready(self) -> bool:
         said = self.data.joinpath("postmaster.pid").read_text().splitlines()
         return len(said) >= 8 and int(said[0]) == self.pid and said[7].split()[:1] == ["ready"]
-
-    def _end(self, how: signal.Signals) -> None:
-        watchdog, self._watchdog = self._watchdog, None
-        if watchdog is not None:
-            call_off(watchdog)
-        if self._process is None:
-            return
-        children = self.children()
-        process, self._process = self._process, None
-        with suppress(ProcessLookupError):
-            process.send_signal(how)
-            process.send_signal(signal.SIGCONT)  # a stopped process does not handle the first signal
-        for child in children:
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGCONT)
-        process.wait()
-        _await_end(children)
-
-
-def _await_end(children: list[int]) -> None:
-    """They end with the postmaster; until then they hold its port and its memory."""
-    until(lambda: all(map(has_ended, children)), "the processes of PostgreSQL to end")

@@ -6,24 +6,21 @@ Leaves to `binaries`: which program. Leaves to `shared`: who uses one together.
 
 from __future__ import annotations
 
-import atexit
 import os
 import random
 import shutil
 import signal
 import socket
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import redis
 
 from tests.servers import binaries
-from tests.servers.launching import call_off, launch, let_go, watch_over
+from tests.servers.launching import ServerProcess
 from tests.servers.processes import process_state
 from tests.servers.waiting import until
 
@@ -79,11 +76,8 @@ class Reachable:
             connection.disconnect()
 
 
-class Server(Reachable):
-    """A server with a folder of its own. It keeps nothing through a restart unless `args` say so.
-
-    It ends with this process; a `shared` one ends with the run.
-    """
+class Server(ServerProcess, Reachable):
+    """A server with a folder of its own. It keeps nothing through a restart unless `args` say so."""
 
     def __init__(
         self,
@@ -94,39 +88,25 @@ class Server(Reachable):
         env: dict[str, str] | None = None,
         shared: bool = False,
     ) -> None:
-        super().__init__(port or free_port())
-        self.folder = Path(tempfile.mkdtemp(prefix="lockfast-server-"))
+        Reachable.__init__(self, port or free_port())
+        ServerProcess.__init__(self, Path(tempfile.mkdtemp(prefix="lockfast-server-")), shared=shared)
         self.args = list(args)
         self._port_is_given = port is not None
         self._binary = binary or binaries.valkey()
         self._sentinel = sentinel
         self._env = env
-        self._process: subprocess.Popen[bytes] | None = None
-        self._watchdog: subprocess.Popen[bytes] | None = None
-        self._shared = shared
-        if not shared:
-            atexit.register(self.close)
 
     @property
     def socket(self) -> Path:
         """Where it can be reached without a port."""
         return self.folder / "socket"
 
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, "it is not running"
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
     def start(self) -> Server:
         """Return once it answers."""
         assert not self.running
         for _ in range(20):
             self._launch()
-            if self._comes_up():
+            if self._comes_up(self._answers):
                 return self
             if self._port_is_given:
                 break
@@ -162,11 +142,6 @@ class Server(Reachable):
         self._port_is_given = True
         self.kill()
 
-    def let_go(self) -> None:
-        """A shared server ends with the run, not before."""
-        let_go(self._process)
-        let_go(self._watchdog)
-
     def configure(self, option: str, value: str | int) -> None:
         """Set an option; return once the server reports it, on the same connection: it may be about logging in."""
         _, reported = self._ask([("CONFIG", "SET", option, value), ("CONFIG", "GET", option)])
@@ -197,26 +172,13 @@ class Server(Reachable):
     def replicates(self) -> bool:
         return b"master_link_status:up" in self.command("INFO", "replication")
 
-    def close(self) -> None:
-        atexit.unregister(self.close)
-        self.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
     def __enter__(self) -> Server:
         return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    @property
-    def _log(self) -> Path:
-        return self.folder / "log"
 
     def _launch(self) -> None:
         where = ("--port", str(self.port), "--bind", HOST, "--unixsocket", str(self.socket))
         command: Sequence[str] = (str(self._binary), *self._first_words(), *where)
-        self._process = launch([*command, *self.args], self.folder, self._log, self._env)
-        self._watchdog = watch_over(self._process, self.folder, 'kill -9 "$1"', shared=self._shared)
+        self._start([*command, *self.args], self.folder, self._env, 'kill -9 "$1"')
 
     def _first_words(self) -> Sequence[str]:
         if not self._sentinel:
@@ -226,30 +188,11 @@ class Server(Reachable):
             config.write_text(f"dir {self.folder}\n")
         return (str(config), "--sentinel")
 
-    def _comes_up(self) -> bool:
-        """Whether it answers; not if it has ended."""
-        until(lambda: not self.running or self._answers(), f"{self._binary.name} to answer", despite=(OSError,))
-        if self.running:
-            return True
-        self._end(signal.SIGKILL)
-        return False
-
     def _answers(self) -> bool:
         with closing(socket.socket(socket.AF_UNIX)) as connection:
             connection.connect(str(self.socket))  # opened after its port; behind that there might be another server
             connection.sendall(b"PING\r\n")
             return connection.recv(64).startswith((b"+PONG", b"-NOAUTH", b"-DENIED", b"-NOPERM"))
-
-    def _end(self, how: signal.Signals) -> None:
-        watchdog, self._watchdog = self._watchdog, None
-        if watchdog is not None:
-            call_off(watchdog)
-        process, self._process = self._process, None
-        if process is not None:
-            with suppress(ProcessLookupError):
-                process.send_signal(how)
-                process.send_signal(signal.SIGCONT)  # a stopped process does not handle SIGTERM
-            process.wait()
 
 
 def await_stop(pid: int) -> None:

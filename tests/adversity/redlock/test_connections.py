@@ -1,4 +1,4 @@
-"""A majority of a quorum behind wires that are cut, fall silent or lose replies: the lock is kept, or lost in time."""
+"""A majority of a quorum whose connections are cut, fall silent or lose replies: the lock is kept, or lost in time."""
 
 from __future__ import annotations
 
