@@ -77,8 +77,9 @@ class TestAnswersThatAreLost(OnTable):
         with self.wire() as wire:
             locks = await self.ready(stage)
             lost = wire.cut_instead_of_reply(to=b"lockfast_acquire")
-            lease = await locks.lock("x").take()
+            lease = await locks.lock("x", ttl=HOUR).acquire(blocking=False)
             assert lost.is_set()
+            assert lease is not None
             (holder,) = (await stage.info("x")).holders
             assert (holder.claim_id, holder.fence) == (lease.claim_id, lease.fence)
             assert await lease.release()
