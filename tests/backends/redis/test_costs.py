@@ -168,6 +168,9 @@ class TestKeys:
 
     def test_no_step_of_an_exclusive_claim_leaves_a_key_without_a_ttl(self, store: Store) -> None:
         holder, waiter, quitter, observer = (_short(claim_of("x")) for _ in range(4))
+        drive(store.backend.abandon(_short(claim_of("never granted")), within=WITHIN))
+        drive(store.backend.observe(_short(claim_of("never held")), after=0, within=WITHIN))
+        _all_expire(store)
         grant: Any = store.ask(holder)
         _all_expire(store)
         assert store.renew([Renewal(holder, 0.3, grant.fence)]) == [True]
