@@ -26,7 +26,7 @@ from tests.no_threads import no_thread_left
 from tests.servers.clocks import SHARED, JumpyServer
 from tests.servers.processes import children_of, has_ended, listed_children, listed_state, process_state
 from tests.servers.proxy import Proxy
-from tests.servers.server import HOST
+from tests.servers.server import HOST, free_port
 from tests.servers.waiting import LIMIT_S, happens, join, stand_still, until
 from tests.side_by_side import main as run_side_by_side
 
@@ -329,3 +329,12 @@ def test_a_thread_stands_still_when_it_waits_for_another_and_not_before() -> Non
         stand_still(thread)
         assert waits
     join(thread)
+
+
+# Ports
+
+
+def test_no_port_is_given_twice_in_a_run() -> None:
+    """Else a client whose server is down could find the server of another test in its place."""
+    ports = [free_port() for _ in range(500)]
+    assert len(set(ports)) == 500

@@ -19,7 +19,7 @@ from typing import Any
 
 import redis
 
-from tests.servers import binaries
+from tests.servers import binaries, run
 from tests.servers.launching import ServerProcess
 from tests.servers.processes import process_state
 from tests.servers.waiting import until
@@ -28,6 +28,7 @@ _dice = random.SystemRandom()  # the other would be seeded by Hypothesis, in eve
 _NOT_YET = (redis.RedisError, OSError)  # what a replica says that loads what its primary has sent
 _connection: Any = redis.Connection  # redis-py says nothing of its types
 HOST = "127.0.0.1"
+_PORTS = 10_000  # from which all of a run are taken
 _QUIET = (
     *("--repl-diskless-sync-delay", "0"),  # a replica need not wait for others that might come
     *("--save", "", "--appendonly", "no", "--loglevel", "warning", "--daemonize", "no", "--protected-mode", "no"),
@@ -35,13 +36,15 @@ _QUIET = (
 
 
 def free_port() -> int:
-    """A port without a listener.
+    """A port without a listener, which nothing else in this run has had.
 
-    Not one of those that the kernel gives to outgoing connections: while the server is down, a client that tries to
+    While a server is down its clients try again and again: they must not find the server of another test there. And
+    not one of those that the kernel gives to outgoing connections: while the server is down, a client that tries to
     connect again and again could get that very port for its own end, and be connected to itself.
     """
+    first = int(run.once("first port", lambda: {"number": str(_dice.randrange(_PORTS))})["number"])
     while True:
-        port = _dice.randrange(11_000, 21_000)
+        port = 11_000 + (first + run.count("port")) % _PORTS
         with closing(socket.socket()) as tried, suppress(OSError):
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             tried.bind((HOST, port))
