@@ -37,3 +37,10 @@ def _poll_every(seconds: float, patch: pytest.MonkeyPatch) -> None:
         for timer, value in (("poll_after", lambda position, room_in=seconds: seconds), ("MAX_POLL_S", seconds)):
             if hasattr(module, timer):
                 patch.setattr(module, timer, value)
+
+
+def expect_signs_of_life_soon(patch: pytest.MonkeyPatch) -> None:
+    """From now on a subscription to a Redis server that is silent for a moment is asked for a sign of life."""
+    for name in ("blocking", "asyncio_wakeups"):
+        module = importlib.import_module(f"lockfast.backends.redis.io.{name}")
+        patch.setattr(module, "QUIET_S", OFTEN_S)

@@ -15,7 +15,7 @@ import lockfast
 import lockfast.aio
 from lockfast import AcquireTimeout, BackendUnavailable
 from lockfast._model import Claim
-from lockfast.backends.redis.io import asyncio_ as redis_asyncio
+from lockfast.backends.redis.io import asyncio_connection as redis_asyncio
 from lockfast.backends.redis.io.urls import endpoint_of_url
 from lockfast.backends.redis.requests import script
 from lockfast.testing.contract import needs

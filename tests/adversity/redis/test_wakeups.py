@@ -5,12 +5,15 @@ How late is measured by `python -m bench --only promptness`.
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from lockfast.backends.redis.io.resp import PING
 from lockfast.testing.awaited import AwaitedLease, AwaitedLocks
 from lockfast.testing.stage import Actor, Stage
 from tests.adversity.redis.stage import OnAServer
-from tests.polling import HOUR, never_poll
+from tests.polling import HOUR, expect_signs_of_life_soon, never_poll, poll_often
 from tests.servers.waiting import LIMIT_S
 
 pytestmark = pytest.mark.slow
@@ -64,6 +67,39 @@ class TestLostWakeUps(OnAServer):
             await stage.until(self._subscribes, "a new subscription")
         assert await holder.release()
         assert (await waiter.result()).held, "it is woken through the new one"
+
+    async def test_a_subscription_that_leads_nowhere_is_noticed_and_made_again(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Behind a proxy that has lost the server and still answers the probes of the kernel."""
+        expect_signs_of_life_soon(monkeypatch)
+        poll_often(monkeypatch)  # in threads a waiter that polls looks after the subscription
+        holder, waiter, _ = await self._held_and_waited_for(stage)
+        (channel,) = self.server.command("PUBSUB", "CHANNELS")
+        self.proxy.forsake()
+        (doomed,) = re.findall(rb"id=(\d+)", self.server.command("CLIENT", "LIST", "TYPE", "pubsub"))
+        await stage.until(lambda: doomed not in self._subscribers(), "the old subscription to be closed")
+        await stage.until(lambda: len(self._subscribers()) == 1, "a new subscription")
+        assert self.server.command("PUBSUB", "CHANNELS") == [channel]
+        assert await holder.release()
+        assert (await waiter.result()).held
+
+    async def test_a_quiet_subscription_that_shows_signs_of_life_stays(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        expect_signs_of_life_soon(monkeypatch)
+        poll_often(monkeypatch)
+        holder, waiter, _ = await self._held_and_waited_for(stage)
+        before = self._subscribers()
+        pings = self.proxy.sent.count(PING)
+        await stage.until(lambda: self.proxy.sent.count(PING) >= pings + 5, "signs of life to be asked for")
+        assert self._subscribers() == before
+        assert await holder.release()
+        assert (await waiter.result()).held
+
+    def _subscribers(self) -> list[bytes]:
+        """The connections that the server sends wake-ups to, by their number."""
+        return re.findall(rb"id=(\d+)", self.server.command("CLIENT", "LIST", "TYPE", "pubsub"))
 
     def _subscribes(self) -> bool:
         return b"cmd=subscribe" in self.server.command("CLIENT", "LIST", "TYPE", "pubsub")

@@ -17,6 +17,7 @@ from lockfast._model import Busy, Claim, Grant, Terms
 from lockfast._worlds.asyncio_ import AsyncioWorld
 from lockfast.backends.base import Backend
 from lockfast.backends.redis.io import asyncio_ as redis_asyncio
+from lockfast.backends.redis.io import asyncio_connection
 from tests.polling import HOUR
 from tests.servers.server import HOST, Server
 from tests.servers.waiting import LIMIT_S, until_async
@@ -36,7 +37,7 @@ def servers(request: pytest.FixtureRequest) -> Iterator[list[Server]]:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No connection is replaced because a server, or this machine, stands still."""
-    monkeypatch.setattr(redis_asyncio, "_SILENCE_S", HOUR)
+    monkeypatch.setattr(asyncio_connection, "_SILENCE_S", HOUR)
     monkeypatch.setattr(redis_asyncio.AsyncioConnections, "suspect", lambda *_: None)
 
 

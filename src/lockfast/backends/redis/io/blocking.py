@@ -23,9 +23,13 @@ from lockfast.backends.connecting.turns import in_turn
 from lockfast.backends.redis.io.endpoints import Address, RedisEndpoint
 from lockfast.backends.redis.io.resp import (
     NOTHING,
+    PING,
+    PONG_WITHIN_S,
+    QUIET_S,
     RECEIVE_BYTES,
     ProtocolError,
     ReplyError,
+    claim_in,
     command,
     keep_alive,
     new_channel,
@@ -60,6 +64,7 @@ class BlockingConnection:
         self._tls = isinstance(self.socket, ssl.SSLSocket)
         self._timeout = -1.0
         self.late = False  # a reply did not come in time
+        self._received_at = self.asked_at  # of a subscription
         reader = new_reader()
         self._send, self._receive = self.socket.sendall, self.socket.recv
         self._feed, self._gets = reader.feed, reader.gets
@@ -119,8 +124,33 @@ class BlockingConnection:
             return unavailable(self.name, "did not answer in time")
         return unavailable(self.name, f"closed the connection: {error}")
 
+    def subscribe(self, channel: str, within: float) -> None:
+        """From now on it is only read, and never waited for."""
+        answer = self.ask(command("SUBSCRIBE", channel), within)
+        if answer.__class__ is ReplyError:
+            raise refusal(self.name, answer)
+        keep_alive(self.socket)  # nothing else would notice a silent cut
+        self.socket.setblocking(False)
+        self._received_at = boot_now()
+
+    def is_dead(self) -> bool:
+        """Whether nothing has arrived for a while, not even a sign of life that was asked for. A proxy may answer the
+        probes of the kernel and still have lost the way to the server."""
+        now = boot_now()
+        if now - self._received_at < QUIET_S:
+            return False
+        if self.asked_at > self._received_at:
+            return now - self.asked_at > PONG_WITHIN_S
+        self.asked_at = now
+        try:
+            self._send(PING)
+        except OSError:
+            return True
+        return False
+
     def read_all(self) -> list[Any]:
         """The messages that have arrived, on a non-blocking socket. Raises ConnectionError at the end of the stream."""
+        self._received_at = boot_now()
         while True:
             try:
                 data = self._receive(RECEIVE_BYTES)
@@ -148,24 +178,21 @@ class BlockingSubscription:
         self.address = channel
         self.broken = False
         self._connection = connection
-        answer = connection.ask(command("SUBSCRIBE", channel), within)
-        if answer.__class__ is ReplyError:
-            raise refusal(connection.name, answer)
-        keep_alive(connection.socket)  # it is only read, so nothing else would notice a silent cut
-        connection.socket.setblocking(False)
+        connection.subscribe(channel, within)
         self._self_pipe = SelfPipe(connection.socket.fileno())
         self.poll = self._self_pipe.poll
         self.notify = self._self_pipe.notify
 
     def read(self, ready: Sequence[tuple[int, int]]) -> list[str]:
         if not self._self_pipe.other_is_ready(ready):
-            return []
+            self.broken = self._connection.is_dead()
+            return [WAKE_ALL] if self.broken else []
         try:
             messages = self._connection.read_all()
         except (OSError, ProtocolError):
             self.broken = True
             return [WAKE_ALL]  # wake-ups since then are lost
-        return [message[2].decode(errors="replace") for message in messages if message[0] == b"message"]
+        return [claim for message in messages if (claim := claim_in(message)) is not None]
 
     def end(self) -> None:
         """From any thread: the one that polls finds the end of the stream, and wakes all waiters."""

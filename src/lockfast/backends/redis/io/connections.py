@@ -147,7 +147,7 @@ KINDS: dict[str, Any] = {"tcp": _Tcp, "tls": _Tls, "tls of redis-py": _TlsOfRedi
 
 
 class _Abrupt:
-    """redis-py says goodbye to a server that refused it. With TLS that may take longer than the event loop lives."""
+    """redis-py closes a connection in good order even if the server refused it, which may outlast the loop with TLS."""
 
     async def disconnect(self, *args: Any, **options: Any) -> None:
         hang_up(self)

@@ -21,12 +21,15 @@ ProtocolError: Final = hiredis.HiredisError  # what a reader raises for bytes th
 NOTHING: Final = object()  # returned by a reader that has no complete reply
 RECEIVE_BYTES: Final = 65536
 ASKING: Final = b"*1\r\n$6\r\nASKING\r\n"
+PING: Final = b"*1\r\n$4\r\nPING\r\n"
 
 CLUSTERED: Final = ":cluster:"  # in an address whose wake-ups may arrive through another node
 
 SUSPECT_AFTER_S: Final = 1.0  # without a reply on a connection that used to work: then a new connection is made
 _MIN_SUSPECT_AFTER_S: Final = 0.05
 MAX_WAIT_S: Final = 1.0  # for replicas
+QUIET_S: Final = 5.0  # without a message on a subscription: then the server is asked for a sign of life
+PONG_WITHIN_S: Final = 3.0
 _PROBES: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 # Errors that a later request may not meet; every other error stays.
@@ -82,6 +85,11 @@ def probe(channel: str) -> bytes:
     return command("PUBLISH", channel, "")
 
 
+def claim_in(message: Any) -> str | None:
+    """The claim that a message of a subscription wakes; None if it is something else, such as a sign of life."""
+    return message[2].decode(errors="replace") if isinstance(message, list) and message[0] == b"message" else None
+
+
 def command(*values: str | bytes | int) -> bytes:
     """A whole request."""
     return b"*%d\r\n%b" % (len(values), words(*values))
@@ -100,7 +108,7 @@ def whole(script: Script, request: bytes) -> bytes:
 def suspect_after(within: float) -> float:
     """For how long a reply is waited for on a connection that used to work before a new connection is made.
 
-    A third of the time: if the old connection leads nowhere, there is time to ask again on the new one.
+    A third of the time: if the old connection is dead, there is time to ask again on the new one.
     """
     third = within / 3
     if third > SUSPECT_AFTER_S:

@@ -2,7 +2,8 @@
 
 Decides: how the verbs of the nodes go on as replies arrive, with no task for any of them, and when an
 unreachable server is connected to again.
-Leaves to `redis.io.asyncio_`: how requests share a connection. Leaves to `rounds`: when enough servers have answered.
+Leaves to `redis.io.asyncio_connection`: how requests share a connection. Leaves to `rounds`: when enough servers have
+answered.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from lockfast._time import boot_now
 from lockfast._worlds import Clock
 from lockfast._worlds.asyncio_ import end_tasks
 from lockfast.backends.connecting.single_flight import SingleFlight
-from lockfast.backends.redis.io.asyncio_ import AsyncioConnection, AsyncioSubscription
-from lockfast.backends.redis.io.resp import ReplyError, command, keep_alive, new_channel, refusal, unavailable
+from lockfast.backends.redis.io.asyncio_connection import AsyncioConnection
+from lockfast.backends.redis.io.asyncio_wakeups import AsyncioSubscription
+from lockfast.backends.redis.io.resp import new_channel, unavailable
 from lockfast.backends.redlock.io.fanout import Enough, Late, NodeConnections, Verbs
 from lockfast.backends.redlock.io.members import RETRY_MIN_S, Member, refuse_wrong
 from lockfast.backends.redlock.io.rounds import Round
@@ -285,11 +287,8 @@ class AsyncioFanout:
 
         subscription = AsyncioNodeSubscription(self.wakeups, self.members[node], ended)
         await subscription.connect(within)
-        keep_alive(subscription.socket)  # it is only ever read: a cut that no packet reports would go unnoticed
         try:
-            answer = await subscription.ask(command("SUBSCRIBE", self.wakeups.address), within)
-            if answer.__class__ is ReplyError:
-                raise refusal(self.members[node].name, answer)
+            await subscription.subscribe(self.wakeups.address, within)
         except BaseException:
             subscription.close()
             raise

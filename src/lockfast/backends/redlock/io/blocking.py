@@ -100,7 +100,7 @@ class BlockingFanout:
         return results
 
     def _wait(self, connections: ConnectionSet, round: Round) -> None:
-        """What has arrived is read before a server is given up: this thread may have stood still instead."""
+        """What has arrived is read before a server is given up: the delay may have been this thread's own."""
         while not round.is_decided():
             now = boot_now()
             if now < round.late_at:

@@ -10,11 +10,9 @@ import select
 import threading
 from collections.abc import Callable, Sequence
 
-import hiredis
-
 from lockfast._refusals import closed_driver
 from lockfast.backends.redis.io.blocking import BlockingConnection
-from lockfast.backends.redis.io.resp import ReplyError, command, keep_alive, refusal
+from lockfast.backends.redis.io.resp import ProtocolError, claim_in
 from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.self_pipe import SelfPipe
 
@@ -34,14 +32,10 @@ class QuorumInbox:
     def subscribe(self, node: int, connection: BlockingConnection, within: float) -> None:
         """Raises BackendUnavailable."""
         try:
-            answer = connection.ask(command("SUBSCRIBE", self.address), within)
-            if answer.__class__ is ReplyError:
-                raise refusal(connection.name, answer)
+            connection.subscribe(self.address, within)
         except BaseException:
             connection.close()
             raise
-        keep_alive(connection.socket)  # it is only ever read: a cut that no packet reports would go unnoticed
-        connection.socket.setblocking(False)
         number = connection.socket.fileno()
         with self._mutex:
             if not self._closed:
@@ -57,19 +51,23 @@ class QuorumInbox:
         for number in self._self_pipe.others(ready):
             if number in self._connections:  # else it was closed meanwhile
                 claims += self._read(number)
+        for number in [number for number, (_, connection) in list(self._connections.items()) if connection.is_dead()]:
+            claims += self._end(number)
         return claims
 
     def _read(self, number: int) -> list[str]:
-        node, connection = self._connections[number]
         try:
-            messages = connection.read_all()
-        except (OSError, hiredis.HiredisError):
-            del self._connections[number]
-            self.poll.unregister(number)
-            connection.close()
-            self._ended(node)
-            return [WAKE_ALL]  # wake-ups that came meanwhile are lost
-        return [message[2].decode(errors="replace") for message in messages if message[0] == b"message"]
+            messages = self._connections[number][1].read_all()
+        except (OSError, ProtocolError):
+            return self._end(number)
+        return [claim for message in messages if (claim := claim_in(message)) is not None]
+
+    def _end(self, number: int) -> list[str]:
+        node, connection = self._connections.pop(number)
+        self.poll.unregister(number)
+        connection.close()
+        self._ended(node)
+        return [WAKE_ALL]  # wake-ups that came meanwhile are lost
 
     def abandon(self) -> None:
         """It is the parent's: close only our copy."""
