@@ -18,6 +18,7 @@ from lockfast._text import shown
 
 Seconds = int | float | timedelta
 FOREVER: Final = math.inf  # a deadline that never comes
+_MIN_LEFT_S: Final = 0.01
 
 
 def _boot_clock() -> Callable[[], float]:
@@ -30,6 +31,11 @@ def _boot_clock() -> Callable[[], float]:
 
 
 boot_now = _boot_clock()
+
+
+def time_left(until: float) -> float:
+    """Seconds for the next request of a verb that has sent one already."""
+    return max(_MIN_LEFT_S, until - boot_now())
 
 
 def length(value: Seconds, what: str, *, least: float = 0.0, most: float = math.inf, zero: bool = False) -> float:

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 import lockfast
+from lockfast._reentry import run_to_end
 from lockfast.backends.postgres_table.schema import VERSION, script
 from lockfast.cli import main
 from lockfast.errors import BackendUnavailable, Unsupported
@@ -211,6 +212,16 @@ def test_metadata_comes_back_as_it_was(database: Database, metadata: Any) -> Non
 
 
 # The schema
+
+
+def test_whether_a_lock_is_held_is_asked_without_its_queue(database: Database) -> None:
+    with lockfast.connect(database.url) as locks, locks.lock("a"):
+        database.ask("SELECT lockfast_acquire('', 'a', 'c1', 'waiter', 30, 'exclusive', NULL, NULL, '')")
+        assert locks.inspect("a").queue == ("waiter",)
+        backend: Any = locks._logic.engine.backend
+        info = run_to_end(backend.inspect_holders("\x1fa", within=LIMIT_S))
+        assert ([each.holder for each in info.holders], info.queue) == ([locks.holder], ())
+        assert locks.lock("a").locked()
 
 
 def test_the_columns_are_the_ones_that_other_clients_rely_on(database: Database) -> None:

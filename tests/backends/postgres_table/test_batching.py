@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import urlsplit
+
+import pytest
 
 from lockfast.backends.postgres.io.endpoint import endpoint_of_url
 from lockfast.backends.postgres.io.refusals import NameInUse, StatementRefused
 from lockfast.backends.postgres_table.io.asyncio_ import AsyncioPostgres
 from lockfast.backends.postgres_table.io.batching import (
+    MAX_CONNECTIONS,
     RETRY_ALONE,
     RETRY_BLOCKED,
     Many,
@@ -21,6 +27,7 @@ from lockfast.backends.postgres_table.io.batching import (
 from lockfast.backends.postgres_table.io.blocking import BlockingPostgres, _PendingRequest
 from lockfast.backends.postgres_table.io.connections_asyncio import PendingTableRequest
 from lockfast.backends.postgres_table.io.session import PreparedStatement
+from lockfast.errors import BackendUnavailable
 
 MANY = Many(PreparedStatement(b"many", b""), (("release", 6), ("acquire", 3)))
 PLACE = endpoint_of_url(urlsplit("postgresql://localhost/db"))
@@ -64,6 +71,28 @@ def test_blocked_requests_of_tasks_go_together_and_let_others_first_every_second
         return sent
 
     assert asyncio.run(story()) == [["a", "a"], ["free", "other"], ["b"], ["c"]]
+
+
+def test_a_request_that_no_connection_was_free_for_was_not_sent() -> None:
+    driver = BlockingPostgres(PLACE, None, MANY, 0)
+    driver._free.clear()
+    driver._spare.clear()
+    with pytest.raises(BackendUnavailable, match="did not answer in time") as raised:
+        driver._ask(_asked_for("a"), 0.01)
+    assert not raised.value.sent
+
+
+def test_a_request_of_a_task_that_no_connection_was_free_for_was_not_sent() -> None:
+    async def story() -> None:
+        driver = AsyncioPostgres(PLACE, None, MANY, 0)
+        at_work: Any = SimpleNamespace(since=math.inf, probing=False, batch=[])
+        driver._begin()
+        driver._busy = [at_work] * MAX_CONNECTIONS
+        with pytest.raises(BackendUnavailable, match="did not answer in time") as raised:
+            await driver.ask(_asked_for("a"), 0.01)
+        assert not raised.value.sent
+
+    asyncio.run(story())
 
 
 def test_only_those_of_one_name_wait_for_it_and_only_as_long_as_the_least_patient() -> None:

@@ -13,7 +13,7 @@ from tests.servers.postgres_tables import table
 
 pytestmark = pytest.mark.slow
 
-TABLES = "relname IN ('distributed_locks', 'lockfast_queue')"
+TABLES = "relname IN ('distributed_locks', 'lockfast_queue', 'lockfast_limiters', 'lockfast_cells')"
 SCANNED = f"SELECT sum(seq_scan)::int FROM pg_stat_user_tables WHERE {TABLES}"
 ACQUIRE = "SELECT lockfast_acquire('', %s, %s, 'h', 30)"
 ASK = "SELECT lockfast_acquire('', %s, %s, 'h', 30, 'exclusive', NULL, NULL, '')"
@@ -22,7 +22,10 @@ MANY = """SELECT lockfast_many(%(ns)s, %(names)s, %(claims)s, %(zeros)s, %(ns)s,
     %(ns)s, %(names)s, %(next)s, %(claims)s, %(ttls)s, %(modes)s,
     array_fill(NULL::integer, '{5}'), array_fill(NULL::jsonb, '{5}'), array_fill(NULL::text, '{5}'))"""
 FILL = """INSERT INTO distributed_locks (lock_name, holder_id, expires_at, claim, fence)
-    SELECT 'other-' || n, 'h', clock_timestamp() + interval '1 hour', 'o' || n, n FROM generate_series(1, 2000) AS n"""
+    SELECT 'other-' || n, 'h', clock_timestamp() + interval '1 hour', 'o' || n, n FROM generate_series(1, 2000) AS n;
+    INSERT INTO lockfast_limiters (key, until) SELECT 'other-' || n, 1e19 FROM generate_series(1, 2000) AS n;
+    INSERT INTO lockfast_cells (key, value, version, fence, writer)
+    SELECT 'other-' || n, '1', n, 0, 'h' FROM generate_series(1, 2000) AS n"""
 
 Step = Callable[["Session", int], None]
 
@@ -90,9 +93,22 @@ def batch(session: Session, number: int) -> None:
     assert all("fence" in one for one in acquired)
 
 
-@pytest.mark.parametrize("step", [cycle, hand_over, batch])
+def book(session: Session, number: int) -> None:
+    """A permit of a limiter, and back."""
+    until = session.ask("SELECT lockfast_throttle(%s, 10, 10, 1, 0)", (f"x{number % 3}",))[3]
+    session.ask("SELECT lockfast_unthrottle(%s, 10, %s)", (f"x{number % 3}", until))
+
+
+def keep(session: Session, number: int) -> None:
+    """A value in a cell, and read it."""
+    session.ask("SELECT lockfast_write(%s, %s, %s)", (f"x{number % 3}", f"w{number}", str(number)))
+    assert session.ask("SELECT lockfast_read(%s)", (f"x{number % 3}",))[0] == str(number)
+
+
+@pytest.mark.parametrize("step", [cycle, hand_over, batch, book, keep])
 def test_a_plan_made_while_the_table_was_empty_is_no_sequential_scan(session: Session, step: Step) -> None:
-    session.ask("VACUUM distributed_locks, lockfast_queue")  # from here on they are known to be empty
+    # From here on they are known to be empty:
+    session.ask("VACUUM distributed_locks, lockfast_queue, lockfast_limiters, lockfast_cells")
     for number in range(20):
         step(session, number)
     session.ask(FILL)

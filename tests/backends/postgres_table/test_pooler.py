@@ -8,20 +8,29 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
 import lockfast
 import lockfast.aio
-from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
-from lockfast.backends.postgres_table.io.session import TableSession
+from lockfast._time import boot_now
+from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, endpoint_of_url
+from lockfast.backends.postgres_table.io.asyncio_ import AsyncioPostgres
+from lockfast.backends.postgres_table.io.batching import Many
+from lockfast.backends.postgres_table.io.blocking import BlockingPostgres
+from lockfast.backends.postgres_table.io.session import PreparedStatement, TableSession
+from lockfast.errors import BackendUnavailable
 from tests.polling import HOUR, never_poll
 from tests.servers.postgres_pooler import HOST, Pooler
 from tests.servers.postgres_tables import table
-from tests.servers.waiting import join, until, until_async
+from tests.servers.waiting import LIMIT_S, join, until, until_async
 
 pytestmark = pytest.mark.slow
+
+NOTHING = Many(PreparedStatement(b"many", b""), ())
+PLACE = endpoint_of_url(urlsplit("postgresql://127.0.0.1:1/db"))
 
 
 class Pooled:
@@ -179,3 +188,54 @@ def test_the_session_that_listens_is_asked_for_until_it_is_reached(monkeypatch: 
     monkeypatch.setattr(session, "simple_query", simple_query)
     assert list(session.stop_listening("here", b"42")) == []
     assert [sql.partition(b";")[0] for sql in asked] == [b"UNLISTEN here"] * 3
+
+
+class _Listens(TableSession):
+    """A session of a pooler that notes what it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(None, PLACE)
+        self.pooled = True
+        self.asked: list[bytes] = []
+
+    def simple_query(self, sql: bytes) -> Any:
+        self.asked.append(sql.split()[0])
+        return [[b"42"]]
+        yield
+
+    def close(self) -> None:
+        self.asked.append(b"the end")
+
+
+def test_a_session_of_the_pooler_does_not_go_on_listening_if_the_echo_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, session = BlockingPostgres(PLACE, None, NOTHING, 0), _Listens()
+
+    def receives_echo(session: TableSession, until: float) -> bool:
+        raise BackendUnavailable("no echo")
+
+    monkeypatch.setattr(driver, "_connect", lambda until, version: session)
+    monkeypatch.setattr(driver, "_receives_echo", receives_echo)
+    with pytest.raises(BackendUnavailable):
+        driver._listen(boot_now() + LIMIT_S)
+    assert session.asked == [b"LISTEN", b"UNLISTEN", b"the end"]
+
+
+def test_a_session_of_the_pooler_does_not_go_on_listening_if_the_echo_of_a_task_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        driver, session = AsyncioPostgres(PLACE, None, NOTHING, 0), _Listens()
+
+        async def connect(within: float, version: int) -> TableSession:
+            return session
+
+        async def receives_echo(session: TableSession, within: float) -> bool:
+            raise BackendUnavailable("no echo")
+
+        monkeypatch.setattr(driver, "_connect", connect)
+        monkeypatch.setattr(driver, "_receives_echo", receives_echo)
+        with pytest.raises(BackendUnavailable):
+            await driver._listen(LIMIT_S)
+        assert session.asked == [b"LISTEN", b"UNLISTEN", b"the end"]
+
+    asyncio.run(story())

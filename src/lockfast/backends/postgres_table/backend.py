@@ -1,6 +1,6 @@
 """PostgreSQL's lock table: each verb is one function of the server, on the server's clock.
 
-Decides: which function answers a verb, and which claims may still be under way when they are given up.
+Decides: which function answers a verb, and which claims may still have a request in flight when they are abandoned.
 Leaves to `requests`: statements and replies. Leaves to the functions (`sql/`): each step. Leaves to the driver:
 connections, errors, batches, where waiters sleep.
 """
@@ -16,7 +16,7 @@ from lockfast._bounded import BoundedSet
 from lockfast._model import Busy, Capabilities, Claim, Grant, LockInfo, Observation, Renewal
 from lockfast._records import NO_HOLD, damaged_lock
 from lockfast._refusals import limit_mismatch
-from lockfast._time import boot_now
+from lockfast._time import boot_now, time_left
 from lockfast._values import EMPTY_CELL, NS_PER_S, Allowance, Booked, Rate, Stored, Write, Written, as_stored
 from lockfast.backends.postgres.io.one_query import identify
 from lockfast.backends.postgres.io.refusals import NameInUse
@@ -51,7 +51,7 @@ class PostgresTableBackend:
         self._queued: set[str] = set()  # claims that wait, and have a place in the queue
         self._locked_out: set[str] = set()  # claims that wait, and found their name locked at least once
         self._handed: dict[str, Grant] = {}  # claims that were granted by a release of our own, and do not know it yet
-        self._gone: set[str] = set()  # claims that were given up, with no request since
+        self._abandoned: set[str] = set()  # abandoned claims, with no request since
 
     def _now(self) -> str | None:
         """Nothing, so that the server reads its own clock; a test's clock is passed to it."""
@@ -90,7 +90,7 @@ class PostgresTableBackend:
                 self._in_doubt.add(claim.id)
             raise
         finally:
-            self._gone.discard(claim.id)  # another thread may have given it up, perhaps before this arrived
+            self._abandoned.discard(claim.id)  # another thread may have abandoned it, perhaps before this arrived
         if "fence" in answer:
             driver.wakeups.forget(claim)
             self._forget(claim.id)
@@ -142,7 +142,7 @@ class PostgresTableBackend:
     def _hand_on(self, id: str, grant: Grant) -> None:
         """One of our own holds now. If it does not learn of it here, it does so when it next asks."""
         if len(self._handed) >= MAX_IN_DOUBT:
-            self._handed.clear()  # left by claims that were given up just then
+            self._handed.clear()  # left by claims that were abandoned just then
         self._handed[id] = grant
         self._driver.wakeups.wake(id)
 
@@ -161,13 +161,19 @@ class PostgresTableBackend:
         return await self._driver.wakeups.wait(claim, seconds)
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool | None]:
-        """First all rows that no other transaction has locked, then each of the others by itself."""
-        until = boot_now() + within
+        """First all rows that no other transaction has locked, then each of the others by itself.
+
+        If there are both, the second part ends after half of the time: the answer for the first waits for it.
+        """
+        started = boot_now()
         kept = await self._renew(batch, None, within)
         skipped = [number for number, holds in enumerate(kept) if holds is None]
+        until = started + (within / 2 if len(skipped) < len(batch) else within)
         refused: BackendUnavailable | None = None
         for done, number in enumerate(skipped):
-            left = max(0.01, until - boot_now())
+            if done and boot_now() >= until:
+                break
+            left = time_left(until)
             patience = requests.patience(left / (len(skipped) - done))
             try:
                 [kept[number]] = await self._renew([batch[number]], patience, left)
@@ -195,7 +201,7 @@ class PostgresTableBackend:
         return kept
 
     async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
-        wakeups, asked_at = self._driver.wakeups, (self._driver.now or boot_now)()
+        wakeups, asked_at, until = self._driver.wakeups, (self._driver.now or boot_now)(), boot_now() + within
         columns = (*split(claim.terms.key), claim.id, repr(linger), successor, wakeups.address)
         request = self._catalogue.joined("release", columns, requests.patience(within), self._now())
         freed = await self._driver.ask(request, within)
@@ -205,13 +211,13 @@ class PostgresTableBackend:
         elif freed.__class__ is dict:
             self._hand_on(freed["claim"], requests.granted(freed["grant"], asked_at))
         if claim.id in self._in_doubt:
-            await self.abandon(claim, within=within)  # so that what is still on its way takes no effect
+            await self.abandon(claim, within=time_left(until))  # so that what is still on its way takes no effect
         return bool(freed)
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
         unanswered = claim.id in self._in_doubt
         late = "true" if unanswered else "false"
-        if claim.id in self._gone:
+        if claim.id in self._abandoned:
             return
         try:
             if claim.id in self._locked_out and claim.id not in self._queued and not unanswered:
@@ -219,14 +225,16 @@ class PostgresTableBackend:
             params = (*split(claim.terms.key), claim.id, late, requests.patience(within), self._now())
             await self._ask("abandon", *params, within=within)
             self._in_doubt.discard(claim.id)
-            self._gone = self._gone if len(self._gone) < MAX_IN_DOUBT else set()
-            self._gone.add(claim.id)
+            self._abandoned = self._abandoned if len(self._abandoned) < MAX_IN_DOUBT else set()
+            self._abandoned.add(claim.id)
         finally:
             self._driver.wakeups.forget(claim)
             self._forget(claim.id)
 
     async def observe(self, claim: Claim, *, after: int, within: float) -> Observation:
+        until = boot_now() + within
         address = await self._driver.expect(claim, within)
+        within = time_left(until)
         params = (*split(claim.terms.key), claim.id, str(after), address, requests.patience(within), self._now())
         answer = await self._ask("observe", *params, within=within)
         if "damaged" in answer:
@@ -236,6 +244,10 @@ class PostgresTableBackend:
     async def inspect(self, key: str, *, within: float) -> LockInfo:
         namespace, name = split(key)
         return requests.info(namespace, await self._read_only("inspect", namespace, name, self._now(), within=within))
+
+    async def inspect_holders(self, key: str, *, within: float) -> LockInfo:
+        namespace, name = split(key)
+        return requests.info(namespace, await self._read_only("holders", namespace, name, self._now(), within=within))
 
     async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
         namespace, name = split(prefix)

@@ -35,6 +35,7 @@ _PARAMETERS: Final = {
     "renew": "text[], text[], text[], bigint[], float8[], int, float8",
     "observe": "text, text, text, bigint, text, int, float8",
     "inspect": "text, text, float8",
+    "holders": "text, text, float8",
     "list": "text, text, float8",
     "break": "text, text, int, float8",
     "throttle": "text, numeric, numeric, numeric, numeric, numeric",

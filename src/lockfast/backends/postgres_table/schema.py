@@ -30,11 +30,11 @@ from lockfast._values import FAR_VERSION, MAX_BOOKED_NS
 from lockfast.backends.postgres.io.endpoint import SAFE_PATH
 from lockfast.backends.postgres_table.io.session import IN_USE
 
-VERSION: Final = 2  # of the tables and functions; raised with each change that a client depends on
+VERSION: Final = 3  # of the tables and functions; raised with each change that a client depends on
 LONGEST_SCHEMA: Final = 63  # bytes of a name in PostgreSQL
-CLASS: Final = 0x484F4C44  # of the server's own locks that we take for the length of a step: "HOLD"
+CLASS: Final = 0x484F4C44  # classid of the advisory locks that serialize steps: "HOLD"
 WRAPPED: Final = "lockfast:json"  # metadata that jsonb cannot keep as it is: a text with that JSON in it
-LISTENER: Final = 0x48454152  # of the locks that a connection holds as long as it listens: "HEAR"
+LISTENER: Final = 0x48454152  # classid of the advisory locks of connections that listen: "HEAR"
 
 _TABLES: Final = ("tables",)  # what versions added to them, in order; 2 changed functions only
 _FUNCTIONS: Final = (
@@ -70,7 +70,7 @@ _CONSTANTS: Final = {
     "LISTENER": str(LISTENER),
     "GRACE": f"interval '{GRACE_S} seconds'",
     "PRESENCE": f"interval '{PRESENCE_S} seconds'",
-    "LATE": f"interval '{2 * PRESENCE_S} seconds'",  # that a request of a claim that was given up may still arrive
+    "LATE": f"interval '{2 * PRESENCE_S} seconds'",  # for which a tombstone is kept
     "KEPT_CHANGES": str(MAX_KEPT_CHANGES),
     "FURTHEST": str(MAX_BOOKED_NS),
     "FAR_VERSION": str(FAR_VERSION),
@@ -89,8 +89,8 @@ _CONSTANTS: Final = {
     # The name of a row that is found by its claim. To a plan that was made while the table was empty, the index by name
     # looks as good, and visits every waiter of that name.
     "NAMED": "lock_name || '' = p_name AND namespace || '' = p_ns",
-    "HEAD": "50",  # of a line, as far as it matters how far back one stands
-    "LAST": "9223372036854775807",  # after every place in a line
+    "HEAD": "50",  # waiters that are read; beyond that the exact position does not matter
+    "LAST": "9223372036854775807",  # above every place in a queue
     # Whether there is a distributed_locks, and not ours; null if there is none.
     "IS_LEGACY": """(SELECT count(*) FILTER (WHERE attname IN ('namespace', 'claim', 'fence')) < 3 FROM pg_attribute
         WHERE attrelid = to_regclass('@.distributed_locks') AND NOT attisdropped HAVING count(*) > 0)""",
@@ -105,7 +105,8 @@ _CONSTANTS: Final = {
     "OUR_COLUMNS": "('namespace', 'slot', 'ttl', 'claim', 'mode', 'max_holders', 'fence', 'ended')",
     "OUR_FUNCTIONS": "('acquire_lock', 'release_lock', 'extend_lock')",  # that others call
     "ENTRY_POINTS": """('lockfast_acquire', 'lockfast_release', 'lockfast_many', 'lockfast_renew', 'lockfast_abandon',
-        'lockfast_observe', 'lockfast_inspect', 'lockfast_list', 'lockfast_break', 'extend_lock')""",
+        'lockfast_observe', 'lockfast_inspect', 'lockfast_holders', 'lockfast_list', 'lockfast_break', 'extend_lock',
+        'lockfast_throttle', 'lockfast_unthrottle', 'lockfast_read', 'lockfast_write')""",
     "OUR_TYPES": "(ARRAY['text', 'text', 'double precision', 'jsonb'])",  # of their parameters
     "SWEEP_EVERY": "64",  # grants, after which a few names that are no longer asked for are cleaned up
 }

@@ -27,7 +27,7 @@ from lockfast._model import (
 )
 from lockfast._records import damaged_lock
 from lockfast._refusals import limit_mismatch
-from lockfast._time import boot_now
+from lockfast._time import boot_now, time_left
 from lockfast._values import EMPTY_CELL, NS_PER_S, Allowance, Booked, Rate, Stored, Write, Written, as_stored
 from lockfast.backends.redis import replies, requests
 from lockfast.backends.redis.io.resp import ReplyError, call, command, whole, words
@@ -35,7 +35,6 @@ from lockfast.backends.redis.io.router import Call, RedisDriver
 from lockfast.backends.redis.requests import MICRO, Prepared, keys_of, name_in, pattern_of, script, tagged
 from lockfast.errors import BackendUnavailable, LimitMismatch
 
-MIN_WITHIN_S: Final = 0.01
 MAX_IN_DOUBT: Final = 10_000  # claims
 # What an abandon says of earlier requests of its claim, see abandon.lua; 0 if nothing is known of them:
 IN_DOUBT: Final = 1
@@ -73,7 +72,7 @@ class RedisBackend:
                 request = self._request(prepared, id)
                 answer = await self._driver.ask(prepared.key, request, within)
                 if answer.__class__ is ReplyError:
-                    left = _left(started + within)
+                    left = time_left(started + within)
                     answer = await self._driver.settle(prepared.script, prepared.key, request, answer, left)
                 if answer is not None:
                     self._driver.wakeups.forget(claim)  # an earlier request may have put it into the queue
@@ -109,8 +108,8 @@ class RedisBackend:
         wakeups, terms = self._driver.wakeups, claim.terms
         address = wakeups.address if enqueue else ""
         if enqueue and not (address and wakeups.expects(claim)):
-            address = await self._driver.expect(claim, _left(until))
-        answer = await self._acquire(claim, address, _left(until))
+            address = await self._driver.expect(claim, time_left(until))
+        answer = await self._acquire(claim, address, time_left(until))
         if answer.__class__ is not list:
             wakeups.forget(claim)
             self._contended.keep(terms.key, answer.endswith(b"+"))
@@ -130,7 +129,7 @@ class RedisBackend:
                 if b"=" in answer:  # it held before this request, so this one does not undo it
                     raise self._driver.too_few(replicas)
                 with suppress(BackendUnavailable):  # the caller abandons it again
-                    await self.abandon(claim, within=_left(until))
+                    await self.abandon(claim, within=time_left(until))
                 raise self._driver.too_few(replicas, transient=False)
             return answer
         return await self._driver.run(prepared.script, prepared.key, request, within)
@@ -163,17 +162,17 @@ class RedisBackend:
         until = boot_now() + within
         if self._is_in_doubt(claim):
             freed = await self._release(claim, linger, within, successor)
-            await self.abandon(claim, within=_left(until))  # so that a request in doubt takes no effect
+            await self.abandon(claim, within=time_left(until))  # so that a request in doubt takes no effect
             return freed
         if not linger and terms.key not in self._contended:
             prepared = requests.quick_release(terms.key)
             request = self._request(prepared, id)
             answer = await self._driver.ask(prepared.key, request, within)
             if answer.__class__ is ReplyError:
-                answer = await self._driver.settle(prepared.script, prepared.key, request, answer, _left(until))
+                answer = await self._driver.settle(prepared.script, prepared.key, request, answer, time_left(until))
             if answer is not None:
                 return bool(answer == 1)
-        return await self._release(claim, linger, _left(until), successor)
+        return await self._release(claim, linger, time_left(until), successor)
 
     async def _release(self, claim: Claim, linger: float, within: float, successor: str) -> bool:
         id, terms = claim
@@ -208,7 +207,7 @@ class RedisBackend:
         until = boot_now() + within
         address = await self._driver.expect(claim, within)
         args: tuple[str | bytes | int, ...] = (claim.id, after, address, *self._now())
-        answer = await self._run("observe", claim.terms.key, args, _left(until))
+        answer = await self._run("observe", claim.terms.key, args, time_left(until))
         self._must_be_readable(claim.terms.name, answer[0])
         retry, changes = answer
         retry_after = min(MAX_POLL_S, retry / MICRO) if retry >= 0 else MAX_POLL_S
@@ -315,11 +314,6 @@ class RedisBackend:
 
     def __repr__(self) -> str:
         return repr(self._driver)
-
-
-def _left(until: float) -> float:
-    """Seconds for the next request of a verb that has sent one already."""
-    return max(MIN_WITHIN_S, until - boot_now())
 
 
 def _moment(nanoseconds: int) -> str:

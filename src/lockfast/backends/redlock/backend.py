@@ -115,7 +115,7 @@ class QuorumBackend(Votes, WithoutValues):
                 claim, verbs, lambda results: answers(results) >= self._quorum.majority, within
             )
             if answers(results) < self._quorum.majority:
-                raise self._quorum.too_few(results, f"lock {claim.terms.name!r} cannot be given up")
+                raise self._quorum.too_few(results, f"lock {claim.terms.name!r} cannot be abandoned")
         finally:
             self._fanout.wakeups.forget(claim)
 

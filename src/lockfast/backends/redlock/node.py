@@ -87,7 +87,7 @@ class RedisNode(RedisBackend):
     async def vote(self, claim: Claim, *, fence: int, order: int, enqueue: bool, within: float) -> Grant | Busy:
         """As `acquire`; a grant has the fence that was proposed, or a higher one if that was given out here.
 
-        A claim that has to wait stands before all that have a higher `order`.
+        A claim that has to wait is queued before all that have a higher `order`.
         """
         self._asked[claim.id] = fence, order
         started = boot_now()

@@ -36,6 +36,7 @@ class QuorumRenewals:
         longest = max(renewal.ttl for renewal in batch)  # `extend` may ask for more than the grant had
         self._quorum.longest_ttl = max(self._quorum.longest_ttl, longest)
         asked_at = self._fanout.now()
+        until = asked_at + within
         known: Sequence[Any] = ()
 
         def settled(results: Sequence[Any]) -> bool:
@@ -52,7 +53,7 @@ class QuorumRenewals:
         votes = by_lease(results, len(batch))
         lost = self._to_regain(batch, votes)
         if lost:
-            regained = await self._repair(lost, within)
+            regained = await self._repair(lost, self._quorum.time_left(until))
             for renewal, each in zip(batch, votes, strict=True):
                 for number in lost:
                     if has_answered(regained[number]) and renewal.claim.id in regained[number]:

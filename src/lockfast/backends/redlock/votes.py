@@ -63,7 +63,7 @@ class Votes:
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
         until = self._fanout.now() + within
         if self._is_uncontended(claim):
-            grant = await self._quick_votes(claim, within)
+            grant = await self._quick_votes(claim, within, until)
             if grant is not None:
                 return grant
         answer, again = await self._votes(claim, enqueue, until)
@@ -108,7 +108,7 @@ class Votes:
                 return False
         return True
 
-    async def _quick_votes(self, claim: Claim, within: float) -> Grant | None:
+    async def _quick_votes(self, claim: Claim, within: float, until: float) -> Grant | None:
         """None if it has to be asked for by `_votes`, which can do more."""
         history = self._histories.get(claim.id)
         fence = history.fence if history is not None and history.fence else self._propose(0)
@@ -129,7 +129,7 @@ class Votes:
             history.sent = _were_sent(results)
             if any([one.__class__ is ReplyError and kind_of(one) == "NOSCRIPT" for one in results]):  # noqa: C419
                 load = [self._nodes[0].load_quick_vote] * len(self._nodes)  # an operator has flushed the scripts
-                await self._fanout.ask(load, all_of_them, within=within)
+                await self._fanout.ask(load, all_of_them, within=self._quorum.time_left(until))
         excluded = self._quorum.excluded_for(claim)
         if votes >= majority and excluded > 0:
             votes = sum([one == wanted and self._nodes[node].age() >= excluded for node, one in enumerate(results)])

@@ -28,7 +28,7 @@ from lockfast._text import shown
 PUBLIC: Final = "public"
 SAFE_PATH: Final = "pg_catalog, pg_temp"  # a search_path on which no other role can create what is found first
 WAITING: Final = 16  # sessions of advisory locks, besides the main one, in which waiters of one name queue
-# So that a NAT does not forget a connection that is idle, and one that leads nowhere ends after a minute.
+# So that a NAT does not forget a connection that is idle, and a dead one ends after a minute.
 _KEEPALIVE: Final = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
 _COMMITS: Final = ("on", "off", "local", "remote_write", "remote_apply")
 _DJANGO: Final = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}

@@ -66,8 +66,8 @@ class ReadOnly(Broken):
         return f"is read-only: {self}"
 
 
-def unavailable(endpoint: str, what: str, *, transient: bool = True) -> BackendUnavailable:
-    return BackendUnavailable(f"PostgreSQL at {endpoint} {what}", transient=transient)
+def unavailable(endpoint: str, what: str, *, transient: bool = True, sent: bool = True) -> BackendUnavailable:
+    return BackendUnavailable(f"PostgreSQL at {endpoint} {what}", transient=transient, sent=sent)
 
 
 def copy_of(error: BackendUnavailable, *, last: bool = False) -> BackendUnavailable:

@@ -2,7 +2,7 @@
 
 Decides: how requests share a connection. What is asked for in one turn of the loop, or while a statement is under way,
 becomes one statement, so that two hundred tasks cost little more than one.
-Leaves to `wire`: what is said on a connection. Leaves to `batching`: how requests become one statement.
+Leaves to `wire`: what is sent on a connection. Leaves to `batching`: how requests become one statement.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from lockfast._model import Claim
@@ -32,6 +33,7 @@ from lockfast.backends.postgres_table.io.batching import (
     MAX_TRIES,
     MIN_TO_SPLIT,
     STUCK_AFTER_S,
+    UNLISTEN_WITHIN_S,
     Many,
     TableRequest,
     failures_of,
@@ -138,9 +140,9 @@ class AsyncioPostgres:
         self._late_at = moment
         self._timer = loop.call_at(moment, self._poll)
 
-    def _late(self) -> BackendUnavailable:
+    def _late(self, *, sent: bool) -> BackendUnavailable:
         if self._busy or self._idle:
-            return unavailable(self.endpoint.name, "did not answer in time")
+            return unavailable(self.endpoint.name, "did not answer in time", sent=sent)
         return no_connection(self.endpoint, sent=False)
 
     def _poll(self) -> None:
@@ -149,11 +151,12 @@ class AsyncioPostgres:
         now = loop.time()
         self._timer, self._late_at = None, _NEVER
         soonest = _NEVER
-        for pending in (*self._waiting, *(pending for connection in self._busy for pending in connection.batch)):
+        under_way = [pending for connection in self._busy for pending in connection.batch]
+        for number, pending in enumerate((*under_way, *self._waiting)):
             if pending.answer.done():
                 continue
             if pending.until <= now:
-                pending.answer.set_result(self._late())
+                pending.answer.set_result(self._late(sent=number < len(under_way)))
             else:
                 soonest = min(soonest, pending.until)
         if soonest < _NEVER:
@@ -217,7 +220,7 @@ class AsyncioPostgres:
         self._pump()
 
     def _give_up_the_silent(self) -> None:
-        """A connection that leads nowhere is never answered; requests that still have time may wait there."""
+        """A dead connection never answers; requests that still have time may wait there."""
         now = asyncio.get_running_loop().time() if self._busy else 0.0
         for connection in list(self._busy):
             if connection.since + SILENT_S <= now and all(pending.answer.done() for pending in connection.batch):
@@ -226,7 +229,7 @@ class AsyncioPostgres:
                 self._suspect(connection.sent_at)
 
     def _suspect(self, moment: float) -> None:
-        """What was sent then was never answered. Connections that have received nothing since may lead nowhere too."""
+        """What was sent then was never answered. Connections that have received nothing since may be dead too."""
         for connection in self._idle:
             if connection.idle_since <= moment:
                 connection.idle_since = LONG_AGO  # it is probed before it is used again
@@ -367,15 +370,16 @@ class AsyncioPostgres:
         receives = True
         try:
             async with asyncio.timeout(within):
-                session = await self._connect(within, 0)
+                session, pid = await self._connect(within, 0), None
                 try:
                     ((pid,),) = await run(session.simple_query(listen(self.wakeups.channel)))
                     if session.pooled and not await self._receives_echo(session, within):
                         receives = False
-                        await run(session.stop_listening(self.wakeups.channel, pid))
+                        await self._stop_listening(session, pid)
                     else:
                         await run(session.simple_query(register(self.endpoint, self.wakeups.channel)))
                 except BaseException:
+                    await self._stop_listening(session, pid)
                     session.close()
                     raise
         except TimeoutError as error:
@@ -390,6 +394,13 @@ class AsyncioPostgres:
         if not receives:
             self._listens_at = _NEVER
             warn_cannot_listen(self.endpoint)
+
+    async def _stop_listening(self, session: TableSession, pid: bytes | None) -> None:
+        """A pooler would keep the session for other clients, with our LISTEN."""
+        if session.pooled and pid is not None:
+            with suppress(TimeoutError, Broken, RolledBack, BackendUnavailable):
+                async with asyncio.timeout(UNLISTEN_WITHIN_S):
+                    await run(session.stop_listening(self.wakeups.channel, pid))
 
     async def _receives_echo(self, session: TableSession, within: float) -> bool:
         """Whether notifications of other connections arrive here: not where a pooler gives our LISTEN to another."""

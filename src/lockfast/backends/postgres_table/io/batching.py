@@ -19,6 +19,7 @@ MIN_TO_SPLIT: Final = 32  # requests that are worth dividing between them
 MAX_SPARE: Final = 4  # more connections, for when all others have been at one statement for
 STUCK_AFTER_S: Final = 0.05  # so long: an open transaction of another client has locked one of their names
 LISTEN_WITHIN_S: Final = 2.0  # the most that a waiter gives to the connection that would wake it
+UNLISTEN_WITHIN_S: Final = 0.5  # to take a LISTEN back behind a pooler
 LISTEN_AGAIN_AFTER_S: Final = 5.0  # after a connection for wake-ups could not be made
 CLEAN_UP_WITHIN_S: Final = 1.0  # for taking back, once and after close(), what was asked for before
 MAX_TRIES: Final = 20  # of a request that the server rolls back because of concurrent transactions
@@ -152,7 +153,7 @@ def settled(answer: Any, *, closed: bool) -> Any:
 
 
 def rolled_back_again(endpoint: str) -> BackendUnavailable:
-    return unavailable(endpoint, "rolled it back again and again, because of concurrent transactions at the same rows")
+    return unavailable(endpoint, "rolled the request back again and again: concurrent transactions on the same rows")
 
 
 def array(values: Sequence[str | None]) -> str:

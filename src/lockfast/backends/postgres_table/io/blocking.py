@@ -1,7 +1,7 @@
-"""PostgreSQL, blocking: threads share a few connections, and one asks for those that came meanwhile.
+"""PostgreSQL, blocking: threads share a few connections, and one thread sends what others queued meanwhile.
 
-Decides: which thread uses which connection, whom it takes along, and when a connection is thrown away.
-Leaves to `wire`: what is said on a connection. Leaves to `batching`: how requests become one statement.
+Decides: which thread uses which connection, whose requests it sends along, and when a connection is thrown away.
+Leaves to `wire`: what is sent on a connection. Leaves to `batching`: how requests become one statement.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import select
 import threading
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -30,6 +31,7 @@ from lockfast.backends.postgres_table.io.batching import (
     MAX_SPARE,
     MAX_TRIES,
     STUCK_AFTER_S,
+    UNLISTEN_WITHIN_S,
     Many,
     TableRequest,
     failures_of,
@@ -156,8 +158,9 @@ class BlockingPostgres:
                 self._waiting.remove(pending)
                 pending.connection, pending.home = self._spare[-1], self._spare
                 del self._spare[-1]
+            sent = pending not in self._waiting
         if left <= STUCK_AFTER_S and pending.home is None and pending.answer is None:
-            raise unavailable(self.endpoint.name, "did not answer in time")
+            raise unavailable(self.endpoint.name, "did not answer in time", sent=sent)
 
     def _leave(self, pending: _PendingRequest) -> None:
         with self._mutex:
@@ -242,7 +245,7 @@ class BlockingPostgres:
                 connection.session.close()
 
     def _can_be_used(self, connection: BlockingTableConnection, until: float) -> bool:
-        """Else it is closed; and if it leads nowhere, so are all that have been idle for as long."""
+        """Else it is closed; and if it is dead, so are all that have been idle for as long."""
         now = boot_now()
         within = probe_within(until - now) if is_suspect(connection.idle_since) else None
         if not connection.stale and within is None:
@@ -269,7 +272,7 @@ class BlockingPostgres:
         self._wakeups.drop_inbox()
 
     def _suspect(self, moment: float) -> None:
-        """What was sent then was never answered. Connections that have received nothing since may lead nowhere too."""
+        """What was sent then was never answered. Connections that have received nothing since may be dead too."""
         with self._mutex:
             for connection in (*self._free, *self._spare):
                 if connection is not None and connection.idle_since <= moment:
@@ -339,11 +342,11 @@ class BlockingPostgres:
     def _listen(self, until: float) -> None:
         if self._closed:
             raise closed_driver(self.endpoint.name)
-        session = self._connect(until, 0)
+        session, pid = self._connect(until, 0), None
         try:
             ((pid,),) = run(session.simple_query(listen(self._channel)), until)
             if session.pooled and not self._receives_echo(session, until):
-                run(session.stop_listening(self._channel, pid), until)
+                self._stop_listening(session, pid)
                 session.close()
                 self._listens_at = math.inf
                 warn_cannot_listen(self.endpoint)
@@ -353,15 +356,20 @@ class BlockingPostgres:
                 self._listens_at = 0.0
                 if self._closed:  # meanwhile
                     self._wakeups.close()
-        except Late:
+        except BaseException as error:
+            self._stop_listening(session, pid)
             session.close()
-            raise unavailable(self.endpoint.name, "did not answer in time") from None
-        except Broken as broken:
-            session.close()
-            raise unavailable(self.endpoint.name, broken.message) from broken
-        except BaseException:
-            session.close()
+            if isinstance(error, Late):
+                raise unavailable(self.endpoint.name, "did not answer in time") from None
+            if isinstance(error, Broken):
+                raise unavailable(self.endpoint.name, error.message) from error
             raise
+
+    def _stop_listening(self, session: TableSession, pid: bytes | None) -> None:
+        """A pooler would keep the session for other clients, with our LISTEN."""
+        if session.pooled and pid is not None:
+            with suppress(Late, Broken, RolledBack, BackendUnavailable):
+                run(session.stop_listening(self._channel, pid), boot_now() + UNLISTEN_WITHIN_S)
 
     def _receives_echo(self, session: TableSession, until: float) -> bool:
         """Whether notifications of other connections arrive here: not where a pooler shares our session."""

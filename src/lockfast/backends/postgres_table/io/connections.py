@@ -70,7 +70,7 @@ class TableSubscription:
 
 class PostgresTableWakeups(BlockingWakeups):
     def drop_inbox(self, unless_received_since: float = math.inf) -> None:
-        """The connection may lead nowhere: close it, and wake all waiters, which make another one."""
+        """The connection may be dead: close it, and wake all waiters, which make another one."""
         with self._mutex:
             if isinstance(self._inbox, TableSubscription) and self._inbox.received_at <= unless_received_since:
                 self._inbox.broken = True

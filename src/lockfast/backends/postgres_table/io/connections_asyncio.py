@@ -62,7 +62,7 @@ class AsyncioTableConnection:
         self._begin(self.session.execute(*statement_for([pending.request for pending in batch], many)))
 
     def probe(self) -> None:
-        """Ask for any reply: it has been idle for so long that it may lead nowhere."""
+        """Ask for any reply: it has been idle for so long that it may be dead."""
         self.probing = True
         self._begin(self.session.probe())
 
@@ -147,7 +147,7 @@ class AsyncioPostgresTableWakeups(AsyncioWaiters):
             self.wake(WAKE_ALL)  # wake-ups that came meanwhile are lost
 
     def drop_session(self, unless_received_since: float = math.inf) -> None:
-        """It may lead nowhere: close it, and wake all waiters, which make another one."""
+        """It may be dead: close it, and wake all waiters, which make another one."""
         if self._session is not None and self._received_at <= unless_received_since:
             self._detach()
             self.wake(WAKE_ALL)

@@ -39,7 +39,7 @@ Report = Callable[[str], None]
 
 
 class _Script(TableSession):
-    """A connection on which a refusal is about the script itself: no other command would mend it."""
+    """A connection on which a refusal is about the script itself: no other command would fix it."""
 
     unreported: Exception | None = None  # why the first message that could not be reported was not
 

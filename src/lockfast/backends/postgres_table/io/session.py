@@ -45,11 +45,11 @@ MAX_PROBE_S: Final = 1.0  # how long the reply to that may take,
 PROBE_SHARE: Final = 0.25  # and which part of the time that a request has: the rest is for a new connection
 LONG_AGO: Final = float("-inf")  # when a connection was last used that is probed in any case
 SILENT_S: Final = 1.0  # a statement that is not answered for so long makes all that have received nothing since suspect
-MIN_PROBE_S: Final = 0.25  # with less there is no probe: it would take a slow connection for one that leads nowhere
+MIN_PROBE_S: Final = 0.25  # with less there is no probe: it would take a slow connection for one that is dead
 
 
 def is_suspect(idle_since: float) -> bool:
-    """Whether the connection may lead nowhere, after so long; the time that the machine slept counts."""
+    """Whether the connection may be dead, after so long; the time that the machine slept counts."""
     return boot_now() - idle_since >= SUSPECT_AFTER_S
 
 

@@ -18,8 +18,8 @@ BEGIN
     PERFORM set_config('lock_timeout', v_before, true);
 END $$;
 
--- The same, but false if that took longer than p_patience. An error would be a line in the server's log, and waiters try
--- several times a second.
+-- The same, but false if that took longer than p_patience. An error would be written to the server's log, and waiters
+-- try several times a second.
 CREATE OR REPLACE FUNCTION @.lockfast_try_name(p_ns text, p_name text, p_patience integer) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -47,7 +47,7 @@ DECLARE
     v_new record;
 BEGIN
     IF p_mode = 'shared' THEN
-        -- Every grant writes to slot 0, so that a transaction with an old snapshot conflicts, whatever that shows.
+        -- Every grant writes to slot 0, so that a transaction with an old snapshot conflicts, whatever rows it sees.
         UPDATE @.distributed_locks SET slot = 0 WHERE lock_name = p_name AND namespace = p_ns AND slot = 0;
         IF FOUND THEN
             SELECT min(free) INTO v_slot FROM generate_series(1, (
@@ -65,7 +65,7 @@ BEGIN
         IF current_setting('transaction_isolation') <> 'read committed' THEN
             RAISE serialization_failure USING MESSAGE = 'the lock was taken since this transaction began';
         END IF;
-        -- A transaction that began before the name was reserved here was granted it. The place is kept.
+        -- Another transaction, which began before this reservation, was granted the name. The claim keeps its place.
         UPDATE @.lockfast_queue SET reserved_until = NULL
             WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = p_place;
         RETURN json_build_object('position', 0, 'retry_after', 0, 'holder', NULL);
@@ -82,7 +82,7 @@ CREATE OR REPLACE FUNCTION @.lockfast_grant_again(
 ) RETURNS json
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_shares boolean := p_mode = 'shared' AND p_held.mode = 'exclusive';  -- it no longer wants it for itself
+    v_shares boolean := p_mode = 'shared' AND p_held.mode = 'exclusive';  -- a downgrade from exclusive to shared
 BEGIN
     UPDATE @.distributed_locks SET
             expires_at = greatest(least(expires_at, p_now + ttl), p_now + p_ttl * interval '1 second'),
@@ -96,8 +96,8 @@ BEGIN
     RETURN @.lockfast_granted(p_held.fence, p_held.acquired_at);
 END $$;
 
--- The answer to a claim that wants the name for itself while others hold it and wait for it, none of them too long; or
--- null. It looks at the head of the line only, however long that is.
+-- Fast path: the answer to an exclusive claim for a name that is held, if nothing has expired; else null. It reads only
+-- the first waiters of the queue, however long the queue is.
 CREATE OR REPLACE FUNCTION @.lockfast_busy(p_ns text, p_name text, p_claim text, p_place bigint, p_now timestamptz)
 RETURNS json
 LANGUAGE plpgsql AS $$
@@ -129,7 +129,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Let the claim stand in the line, at its place if it has one.
+-- Put the claim into the queue, or renew its place there.
 CREATE OR REPLACE FUNCTION @.lockfast_enqueue(
     p_ns text, p_name text, p_claim text, p_holder text, p_ttl double precision, p_mode text, p_limit integer,
     p_metadata jsonb, p_address text, p_place bigint, p_now timestamptz
@@ -199,14 +199,14 @@ BEGIN
             WHERE lock_name = p_name AND namespace = p_ns AND claim = p_claim AND NOT ended;
         RETURN @.lockfast_grant_again(v_held, p_ttl, p_mode, p_limit, p_now);
     END IF;
-    IF v_own.kind = 'g' THEN  -- it was given up before it arrived
+    IF v_own.kind = 'g' THEN  -- tombstone: the claim was abandoned before this request arrived
         RETURN json_build_object('position', 0, 'retry_after', NULL, 'holder', NULL);
     END IF;
     IF v_inside.damaged THEN
         RETURN json_build_object('damaged', true);
     END IF;
     IF p_mode = 'shared' AND v_own.place IS NULL THEN
-        -- All who share a name, or wait to, have one limit, so it is enough to compare with one of them.
+        -- All claims that share a name, or wait to, have one limit, so it is enough to compare with one of them.
         IF v_inside.sharing > 0 THEN
             IF v_inside.max_holders IS DISTINCT FROM p_limit THEN
                 RETURN json_build_object('limit', v_inside.max_holders);
@@ -227,10 +227,10 @@ BEGIN
         PERFORM @.lockfast_enqueue(
             p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_address, v_own.place, p_now);
     END IF;
-    -- How many go first, seconds until time may make room, who is in the way.
+    -- How many waiters are ahead, seconds until the next hold or reservation can expire, and one holder.
     RETURN json_build_object(
         'position', v_line.ahead,
-        'retry_after', extract(epoch FROM CASE WHEN p_mode = 'exclusive'  -- then all must be gone
+        'retry_after', extract(epoch FROM CASE WHEN p_mode = 'exclusive'  -- then all holds and reservations must have ended
             THEN greatest(v_inside.last_end, v_line.last_end)
             ELSE least(v_inside.first_end, v_line.first_end) END - p_now),
         'holder', v_inside.holder);
@@ -314,8 +314,8 @@ BEGIN
     END IF;
     v_now := coalesce(to_timestamp(p_now), clock_timestamp());
     IF v_sweeps THEN
-        -- Our own statements are transactions of their own. What others sweep in one that they keep open stays locked as
-        -- long: there it is left to the next.
+        -- Each statement of lockfast is a transaction. In an open transaction of another client the swept rows would stay
+        -- locked until it ends, so there nothing is swept.
         IF p_patience IS NOT NULL OR now() = statement_timestamp() THEN
             PERFORM @.lockfast_sweep(v_now);
         END IF;

@@ -27,14 +27,14 @@ BEGIN
         IF NOT v_ended.waited THEN
             RETURN 'true';
         END IF;
-        IF p_successor = '' THEN  -- mostly the first in line wants it for itself
+        IF p_successor = '' THEN  -- mostly the first waiter is exclusive
             SELECT place, claim, holder_id, mode, ttl, metadata, address, reserved_until INTO v_next
                 FROM @.lockfast_queue
                 WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND NOT lapsed AND alive_until > p_now
                 ORDER BY place LIMIT 1;
             IF v_next.mode = 'exclusive' AND v_next.reserved_until IS NULL THEN
                 IF v_next.address = p_own_address AND p_own_address <> '' THEN
-                    -- It holds from here on: the process that asks knows when it did so, and passes the answer on.
+                    -- It holds from now on. It is a waiter of the releasing process, which knows when it sent the release.
                     RETURN json_build_object('claim', v_next.claim, 'grant', @.lockfast_grant(
                         p_ns, p_name, v_next.claim, v_next.holder_id, v_next.ttl, v_next.mode, NULL::integer,
                         v_next.metadata, v_next.place, p_now));
@@ -64,7 +64,7 @@ BEGIN
     END IF;
     DELETE FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns AND slot = v_held.slot;
     PERFORM @.lockfast_record_change(p_ns, p_name, v_held.fence, NULL::text);
-    PERFORM @.lockfast_expire(p_ns, p_name, p_now);  -- what is over must not stand in the way of the hand-over
+    PERFORM @.lockfast_expire(p_ns, p_name, p_now);  -- an expired hold or waiter must not block the hand-over
     PERFORM @.lockfast_fill_slot_zero(p_ns, p_name);
     IF v_held.expires_at <= p_now THEN
         PERFORM @.lockfast_hand_over(p_ns, p_name, p_now, ''::text, ''::text);
@@ -89,7 +89,7 @@ BEGIN
         p_ns, p_name, p_claim, p_linger, p_successor, p_own_address, coalesce(to_timestamp(p_now), clock_timestamp()));
 END $$;
 
--- Whatever became of this claim, end it. With p_late a request of it may still be on its way: it takes no effect then.
+-- End the claim, whatever its state. With p_late it leaves a tombstone: a request still in flight takes no effect.
 CREATE OR REPLACE FUNCTION @.lockfast_abandon(
     p_ns text, p_name text, p_claim text, p_late boolean DEFAULT false, p_patience integer DEFAULT NULL,
     p_now double precision DEFAULT NULL

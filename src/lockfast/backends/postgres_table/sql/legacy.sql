@@ -2,7 +2,8 @@
 -- This first transaction says what will be done, or refuses. Then it puts a gate before the legacy functions: callers
 -- share it, and the second transaction has it alone. So no legacy function uses the table while that is replaced, and
 -- our functions answer a call that waits at the gate.
--- psql goes on after an error: the second transaction demands the mark that the first one leaves, or takes back.
+-- psql continues after an error. So the first transaction leaves a setting, which a rollback undoes, and the second
+-- checks it.
 DO $$
 DECLARE
     v_is_legacy boolean;

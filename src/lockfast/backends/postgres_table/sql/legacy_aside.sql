@@ -21,8 +21,8 @@ BEGIN
     IF v_wait = interval '0' THEN
         v_wait := '10 seconds';
     END IF;
-    -- A transaction that began before the gate was there may be in a legacy function, or remember it, without having
-    -- reached the table. Callers need not wait meanwhile. From the table on it is waited for below.
+    -- A transaction that began before the gate was there may run a legacy function, or have it cached, without
+    -- having locked the table yet. Callers do not wait meanwhile. Once it has locked the table, it is waited for below.
     v_until := clock_timestamp() + greatest(v_wait, interval '500 milliseconds');
     v_before := ARRAY(
         SELECT virtualtransaction FROM pg_locks JOIN pg_stat_activity USING (pid)

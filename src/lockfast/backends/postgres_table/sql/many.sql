@@ -1,9 +1,10 @@
--- Many releases and then many acquires in one step: the requests of one process that came while another was under way.
--- A name that another transaction has locked is not waited for, or one slow name would delay all others: its answer is
--- null. So no two of these can wait for each other either. With p_patience all are for one name, and that is waited
--- for: so many requests take up no more of the server than one does. A row is waited for briefly: a renewal locks rows
--- without their names, and is soon done. If another transaction keeps one locked, all fail, and each is asked for alone.
--- The usual cases are done for all names at once; whatever is unusual is done one by one.
+-- Many releases and then many acquires in one step: a batch of the requests that one process collected while its last
+-- statement ran. A name that another transaction has locked is not waited for, or one slow name would delay all others:
+-- its answer is null. So no two of these can wait for each other either. With p_patience all are for one name, and that
+-- is waited for: so any number of requests for one locked name occupies only one server process. A row is waited for
+-- briefly: a renewal locks rows without their names, and is soon done. If another transaction keeps a row locked, the
+-- batch fails, and each request is sent alone. The usual cases are done for all names at once; whatever is unusual is
+-- done one by one.
 CREATE OR REPLACE FUNCTION @.lockfast_many(
     r_ns text[], r_names text[], r_claims text[], r_lingers double precision[], r_successors text[], r_ours text[],
     a_ns text[], a_names text[], a_claims text[], a_holders text[], a_ttls double precision[], a_modes text[],
@@ -64,7 +65,7 @@ BEGIN
         SELECT array_agg(pg_try_advisory_xact_lock(LOCKFAST, hashtext(ns || NAMESPACE_SEPARATOR || name))) INTO v_ours
             FROM unnest(a_ns, a_names) AS asked (ns, name);
         v_now := coalesce(to_timestamp(p_now), clock_timestamp());
-        IF array_position(a_addresses, NULL) IS NOT NULL THEN  -- the others have reason to think that it is not free
+        IF array_position(a_addresses, NULL) IS NOT NULL THEN  -- claims with an address expect a busy name, and skip this
             WITH granted AS (
                 INSERT INTO @.distributed_locks
                     (namespace, lock_name, holder_id, expires_at, ttl, metadata, claim, mode, max_holders, fence)

@@ -1,6 +1,6 @@
 -- What is read: holders, waiters, changes. And what an operator ends.
 
--- Whatever happened since the change of that number; 0 begins with what is true now. {damaged} if a hold cannot be read.
+-- All changes after change p_after; 0 starts with the current holders. {damaged} if a hold cannot be read.
 CREATE OR REPLACE FUNCTION @.lockfast_observe(
     p_ns text, p_name text, p_claim text, p_after bigint, p_address text, p_patience integer DEFAULT NULL,
     p_now double precision DEFAULT NULL
@@ -42,19 +42,23 @@ BEGIN
         'changes', coalesce(v_changes, '[]'), 'retry_after', extract(epoch FROM v_ends - v_now));
 END $$;
 
+CREATE OR REPLACE FUNCTION @.lockfast_holds(p_ns text, p_name text, p_now timestamptz) RETURNS json
+LANGUAGE sql AS $$
+    SELECT coalesce(json_agg(json_build_array(
+        left(holder_id, LONGEST_KEY), left(claim, LONGEST_KEY), fence, mode, extract(epoch FROM acquired_at),
+        extract(epoch FROM coalesce(least(
+            CASE WHEN isfinite(expires_at) THEN expires_at - p_now END, CASE WHEN ttl > '0' THEN ttl END), ttl)),
+        left(metadata::text, MOST_READ)) ORDER BY fence), '[]')
+    FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns AND expires_at > p_now
+$$;
+
 -- {name, holders: [[holder, claim, fence, mode, acquired_at, seconds left, metadata as text]], queue: [holder]}. Metadata is
--- read by itself: other clients' metadata must not keep the rest from being read.
+-- returned as text and parsed separately: bad metadata of another client must not break the rest.
 CREATE OR REPLACE FUNCTION @.lockfast_info(p_ns text, p_name text, p_now timestamptz) RETURNS json
 LANGUAGE sql AS $$
     SELECT json_build_object(
         'name', p_name,
-        'holders', coalesce((
-            SELECT json_agg(json_build_array(
-                left(holder_id, LONGEST_KEY), left(claim, LONGEST_KEY), fence, mode, extract(epoch FROM acquired_at),
-                extract(epoch FROM coalesce(least(
-                    CASE WHEN isfinite(expires_at) THEN expires_at - p_now END, CASE WHEN ttl > '0' THEN ttl END), ttl)),
-                left(metadata::text, MOST_READ)) ORDER BY fence)
-            FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns AND expires_at > p_now), '[]'),
+        'holders', @.lockfast_holds(p_ns, p_name, p_now),
         'queue', coalesce((
             SELECT json_agg(left(holder_id, LONGEST_KEY) ORDER BY place) FROM @.lockfast_queue
             WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND alive_until > p_now), '[]'),
@@ -66,7 +70,17 @@ LANGUAGE sql AS $$
     SELECT @.lockfast_info(p_ns, p_name, coalesce(to_timestamp(p_now), clock_timestamp()))
 $$;
 
--- Every name of that namespace that begins so and is held or waited for, in order.
+-- The same without the queue, which may be long.
+CREATE OR REPLACE FUNCTION @.lockfast_holders(p_ns text, p_name text, p_now double precision DEFAULT NULL) RETURNS json
+LANGUAGE sql AS $$
+    SELECT json_build_object(
+        'name', p_name,
+        'holders', @.lockfast_holds(p_ns, p_name, coalesce(to_timestamp(p_now), clock_timestamp())),
+        'queue', '[]'::json,
+        'now', extract(epoch FROM clock_timestamp()))
+$$;
+
+-- Every name of that namespace with that prefix that is held or waited for, in order.
 CREATE OR REPLACE FUNCTION @.lockfast_list(p_ns text, p_prefix text, p_now double precision DEFAULT NULL) RETURNS json
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -104,7 +118,7 @@ BEGIN
     LOOP
         PERFORM @.lockfast_record_change(p_ns, p_name, v_over.fence, NULL::text);
     END LOOP;
-    PERFORM @.lockfast_refresh(p_ns, p_name, v_now);  -- only now: the times of a damaged hold may not be fit to count with
+    PERFORM @.lockfast_refresh(p_ns, p_name, v_now);  -- only now: a damaged hold may have times that cannot be computed with
     PERFORM @.lockfast_hand_over(p_ns, p_name, v_now, ''::text, ''::text);
     RETURN v_before;
 END $$;

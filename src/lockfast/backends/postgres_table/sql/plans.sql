@@ -1,5 +1,5 @@
 -- A session keeps the plans of a function, also those that were made while a table was empty. A sequential scan looks best
--- then; with many rows it would be slow until the next ANALYZE. What a function calls is planned under the same settings.
+-- then; with many rows it would be slow until the next ANALYZE. The setting applies to nested functions too.
 DO $$
 DECLARE
     v_function regprocedure;

@@ -1,10 +1,10 @@
 -- For other clients: locks of the default namespace from psql, or any language's driver. They exclude, and are excluded
 -- by, holders of the same name in lockfast. Nothing renews them: a caller that needs more time calls extend_lock.
 --
--- A no is an exception inside: it rolls back, and so unlocks, all that was locked to find out. Otherwise a caller who
+-- A refusal is an exception inside: the rollback releases every lock that the check took. Otherwise a caller who
 -- got false, and leaves its transaction open, would keep the name locked for its holder and its waiters.
 
--- Of a caller that names no ttl. Callers of a function that ours replaced keep the ttl that they had.
+-- The ttl for a caller that passes none. Callers of a function that ours replaced keep the ttl that they had.
 DO $$
 BEGIN
     IF to_regprocedure('@.lockfast_usual_ttl()') IS NULL THEN
@@ -37,7 +37,7 @@ EXCEPTION WHEN lock_not_available THEN
     RETURN false;
 END $$;
 COMMENT ON FUNCTION @.acquire_lock(text, text, double precision, jsonb) IS
-    'Take a lock, or extend it if this holder has it; false if another holder has it, or waits for it. Never waits for a holder.';
+    'Acquire a lock, or extend it if this holder has it; false if another holder has it, or waits for it. Never waits for a holder.';
 
 CREATE OR REPLACE FUNCTION @.release_lock(p_lock_name text, p_holder_id text) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -52,7 +52,7 @@ BEGIN
 EXCEPTION WHEN no_data_found THEN
     RETURN false;
 END $$;
-COMMENT ON FUNCTION @.release_lock(text, text) IS 'Give a lock back; false if this holder does not have it from acquire_lock.';
+COMMENT ON FUNCTION @.release_lock(text, text) IS 'Release a lock; false if this holder does not have it from acquire_lock.';
 
 CREATE OR REPLACE FUNCTION @.extend_lock(p_lock_name text, p_holder_id text, p_ttl_seconds double precision)
 RETURNS boolean
@@ -76,4 +76,4 @@ EXCEPTION WHEN no_data_found THEN
     RETURN false;
 END $$;
 COMMENT ON FUNCTION @.extend_lock(text, text, double precision) IS
-    'Let a lock last for at least so many seconds from now; false if this holder does not have it, or no longer.';
+    'Make a lock last for at least so many seconds from now; false if this holder does not have it, or no longer.';

@@ -1,11 +1,11 @@
--- What the verbs are made of. Mirrors `store`; read that one first. Their callers have locked the name.
+-- The steps that the verbs are made of. They mirror memory/resource.py; read that first. The caller has locked the name.
 --
--- A call of one of our functions gives every argument, in exactly the type of the parameter: a role that may create
--- functions in this schema could make one of the same name that fits a shorter or another list better.
+-- A call of one of our functions passes every argument, cast to exactly the type of the parameter. Otherwise a role
+-- that may create functions in this schema could add an overload that matches the call better.
 --
 -- A name is one lock of the server's, held until the transaction ends: no row has to be there for it, nothing is written.
 -- It gives order. Mutual exclusion does not rest on it but on the primary key, because a transaction at a
--- higher isolation level sees the table as it was before it had the name to itself.
+-- higher isolation level sees the table as it was before it had locked the name.
 
 CREATE OR REPLACE FUNCTION @.lockfast_hash(p_ns text, p_name text) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN hashtext(p_ns || NAMESPACE_SEPARATOR || p_name);
@@ -65,7 +65,7 @@ BEGIN
         WHERE lock_name = p_name AND namespace = p_ns AND kind = 'o' AND address <> '';
 END $$;
 
--- A connection that listens holds a lock of the server's on its channel, so that no waiter is woken that is gone: a killed
+-- A connection that listens holds a shared advisory lock for its channel, so that no dead waiter is woken: a killed
 -- process must not cost the waiters behind it a grace each.
 CREATE OR REPLACE FUNCTION @.lockfast_register_listener(p_address text) RETURNS void
 LANGUAGE sql AS $$ SELECT pg_advisory_lock_shared(LISTENER, hashtext(p_address)) $$;
@@ -156,7 +156,7 @@ CREATE OR REPLACE FUNCTION @.lockfast_restart_ttls(p_ns text, p_name text, p_now
 LANGUAGE sql AS $$
     UPDATE @.distributed_locks SET expires_at = p_now + ttl
         WHERE lock_name = p_name AND namespace = p_ns
-          AND CASE WHEN ttl > '0' THEN expires_at - ttl > p_now ELSE false END;  -- else it is damaged, and says nothing
+          AND CASE WHEN ttl > '0' THEN expires_at - ttl > p_now ELSE false END;  -- otherwise the row is damaged, and shows nothing about the clock
     UPDATE @.lockfast_queue SET
             alive_until = least(alive_until, p_now + CASE WHEN kind = 'g' THEN LATE ELSE PRESENCE END),
             reserved_until = CASE WHEN reserved_until > p_now + GRACE THEN p_now + GRACE ELSE reserved_until END
@@ -164,7 +164,7 @@ LANGUAGE sql AS $$
             alive_until > p_now + CASE WHEN kind = 'g' THEN LATE ELSE PRESENCE END OR reserved_until > p_now + GRACE)
 $$;
 
--- Forget what time has ended; true if that may have made room.
+-- Delete what has expired; true if a waiter may fit now.
 CREATE OR REPLACE FUNCTION @.lockfast_expire(p_ns text, p_name text, p_now timestamptz) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -209,7 +209,7 @@ $$;
 CREATE OR REPLACE FUNCTION @.lockfast_refresh(p_ns text, p_name text, p_now timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_made_room boolean := @.lockfast_expire(p_ns, p_name, p_now);  -- first: its ttl may be anything
+    v_made_room boolean := @.lockfast_expire(p_ns, p_name, p_now);  -- first: an expired row may have any ttl
 BEGIN
     PERFORM @.lockfast_restart_ttls(p_ns, p_name, p_now);
     IF v_made_room THEN
@@ -217,7 +217,7 @@ BEGIN
     END IF;
 END $$;
 
--- Names that are no longer asked for: a few at a time, and none that another transaction has locked.
+-- Clean up names that are no longer used: a few at a time, and none that another transaction has locked.
 CREATE OR REPLACE FUNCTION @.lockfast_sweep(p_now timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

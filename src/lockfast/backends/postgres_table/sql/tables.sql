@@ -5,7 +5,7 @@
 -- the plain name is all that another client has to know.
 
 -- Whether metadata keeps the limits that `names` sets for our own clients, since every client reads it. Brackets are counted
--- outside of strings, and a jsonb column writes spaces there. What jsonb cannot keep as it is stands in a text.
+-- outside of strings, and a jsonb column writes spaces there. JSON that jsonb would change is stored as a string.
 CREATE OR REPLACE FUNCTION @.lockfast_depth(p_json text) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE STRICT AS $$
     SELECT coalesce(max(level), 0)::bigint FROM (
@@ -48,9 +48,9 @@ BEGIN
     END IF;
 END $$;
 
--- Even if all is there, to make an index or to comment on a column would lock its table, and every client would wait behind
--- that for the transaction that has used the table last. So nothing is done if nothing is missing; else the tables are locked
--- for a moment at a time, until no transaction is in the way.
+-- CREATE INDEX IF NOT EXISTS and COMMENT lock the table even if nothing is to be done, and every client would queue behind
+-- that lock until the last transaction that used the table ends. So nothing is done if nothing is missing; else the
+-- tables are locked for a moment at a time, until no transaction is in the way.
 DO $$
 DECLARE
     v_tables text[] := ARRAY['distributed_locks', 'lockfast_queue', 'lockfast_changes', 'lockfast_limiters', 'lockfast_cells',
@@ -107,9 +107,9 @@ CREATE TABLE IF NOT EXISTS @.distributed_locks (
 CREATE INDEX IF NOT EXISTS distributed_locks_expires_at ON @.distributed_locks (expires_at);
 COMMENT ON TABLE @.distributed_locks IS 'One row for each hold. A row whose expires_at has passed holds nothing.';
 COMMENT ON COLUMN @.distributed_locks.slot IS
-    'Tells holders apart. One holder of a name always has slot 0, so that of two grants on old snapshots one conflicts.';
+    'Distinguishes the holders. One holder of a name always has slot 0, so that of two grants on old snapshots one conflicts.';
 COMMENT ON COLUMN @.distributed_locks.ttl IS
-    'How long before expires_at that was said. If that moment lies ahead, the clock was set back: then it counts anew.';
+    'The ttl with which expires_at was set. If expires_at - ttl is in the future, the clock was set back: the ttl restarts.';
 COMMENT ON COLUMN @.distributed_locks.claim IS 'The identity of the hold: one acquire. holder_id is only a label.';
 COMMENT ON COLUMN @.distributed_locks.max_holders IS 'How many may share the name at once; null for no limit.';
 COMMENT ON COLUMN @.distributed_locks.fence IS 'Only grows: a store that checks it refuses a holder that has lost its lock.';
@@ -120,7 +120,7 @@ COMMENT ON COLUMN @.distributed_locks.ended IS 'Released, but the name stays tak
 CREATE UNLOGGED TABLE IF NOT EXISTS @.lockfast_queue (
     namespace      text COLLATE "C" NOT NULL,
     lock_name      varchar(255) COLLATE "C" NOT NULL,
-    kind           "char" NOT NULL,       -- w waits, o observes, g was given up before it arrived
+    kind           "char" NOT NULL,       -- w waits, o observes, g tombstone: abandoned before it arrived
     place          bigint NOT NULL,
     claim          text COLLATE "C" NOT NULL,
     holder_id      text NOT NULL,
@@ -131,7 +131,7 @@ CREATE UNLOGGED TABLE IF NOT EXISTS @.lockfast_queue (
     address        text NOT NULL,         -- the channel by which it is woken; empty for none
     alive_until    timestamptz NOT NULL,  -- it is forgotten then, unless it asks again
     reserved_until timestamptz,           -- the name is kept for it until then
-    lapsed         boolean NOT NULL DEFAULT false,  -- was woken and did not come; passed over until it asks again
+    lapsed         boolean NOT NULL DEFAULT false,  -- was woken and did not ask in time; skipped until it asks again
     PRIMARY KEY (lock_name, namespace, kind, place),
     CONSTRAINT "a waiter has a mode, a ttl of ten years at most and finite times" CHECK (
         (kind <> 'w' OR (mode IN ('exclusive', 'shared') AND ttl > 0 AND ttl <= LONGEST_TTL))
@@ -163,8 +163,8 @@ CREATE TABLE IF NOT EXISTS @.lockfast_cells (
     writer  text NOT NULL
 );
 
--- Since when nothing can have been forgotten. A crash and a failover empty it, and then commits may have been lost; a dump
--- that is restored brings back old numbers, but is another table.
+-- Shows that no commit was lost since the server started. A crash or a failover empties it. A restored dump brings back
+-- old numbers, but has another table oid.
 CREATE UNLOGGED TABLE IF NOT EXISTS @.lockfast_life (
     started timestamptz NOT NULL,         -- the server
     home    oid NOT NULL                  -- this table

@@ -29,7 +29,7 @@ BEGIN
         RETURN json_build_array(
             false, div(greatest(0, v_full - (v_start - v_now)), p_interval), v_early, coalesce(v_until, 0));
     END IF;
-    -- One that is booked up to a moment that has passed is as good as new. Two for each that may be added.
+    -- A limiter whose bookings are all in the past equals a new one. Delete two for each that may be added.
     DELETE FROM @.lockfast_limiters WHERE key IN (
         SELECT key FROM @.lockfast_limiters WHERE until <= v_now AND key <> p_key ORDER BY until LIMIT 2
         FOR UPDATE SKIP LOCKED);
@@ -38,7 +38,7 @@ BEGIN
         true, div(greatest(0, v_full - (v_after - v_now)), p_interval), greatest(0, v_early), v_after);
 END $$;
 
--- Give permits back, if that is still all that is booked.
+-- Give permits back, if p_until is still the end of all bookings.
 CREATE OR REPLACE FUNCTION @.lockfast_unthrottle(p_key text, p_back numeric, p_until numeric) RETURNS json
 LANGUAGE plpgsql AS $$
 BEGIN

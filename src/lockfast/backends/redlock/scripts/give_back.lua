@@ -1,8 +1,8 @@
--- End a vote of a minority. A claim that waits stays in the queue, and is served again if it is the first: servers that
--- would rather serve another one would go to and fro between two claims that wait for each other's vote.
+-- End a vote of a minority. A claim that waits stays in the queue, and is reserved for again if it is the first. If the
+-- server passed it over, votes would go back and forth between two claims that wait for each other's vote.
 -- This may arrive after the same claim was granted again.
 -- KEYS  see library.lua
--- ARGV  1 claim   2 the highest fence that is meant   3 order in the queue   4 address, "" not to wait   5 now, or nothing
+-- ARGV  1 claim   2 the highest fence to give back   3 order in the queue   4 address, "" not to wait   5 now, or nothing
 local time = redis.call('TIME')
 local wall = time[1] * 1000000 + time[2]
 local now = tonumber(ARGV[5]) or wall

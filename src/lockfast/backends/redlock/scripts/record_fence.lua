@@ -1,7 +1,7 @@
--- A hold has that fence from now on, which a majority agreed on; later grants get a higher one.
+-- Give a hold the fence that a majority agreed on; later grants get a higher one.
 -- KEYS  see library.lua
 -- ARGV  1 claim   2 fence   3 the fence that it has so far   4 now, or nothing
--- Answers 1, or 0 if the claim does not hold, or has yet another fence: then this came late.
+-- Returns 1, or 0 if the claim does not hold, or has yet another fence: then this came late.
 local time = redis.call('TIME')
 local wall = time[1] * 1000000 + time[2]
 local now = tonumber(ARGV[4]) or wall

@@ -1,9 +1,9 @@
 -- Fast path of hand_over, as `acquire_quick`, with a fence that the client proposes, so that several servers can agree on
 -- one in one round.
 -- KEYS  1 held, see library.lua
--- ARGV  1 claim   2 " ttl mode limit holder metadata"   3 milliseconds that the key lives   4 the proposal in 16 digits
+-- ARGV  1 claim   2 " ttl mode limit holder metadata"   3 ttl of the key in milliseconds   4 the proposal in 16 digits
 --       5 now, or nothing
--- Answers the fence, which is the proposal if that is above all that was given out here, or false if `acquire` has to decide.
+-- Returns the fence, which is the proposal if that is above all that was given out here, or false if `acquire` has to decide.
 --@record_limits
 local state = redis.pcall('GET', KEYS[1])
 if state and (type(state) == 'table' or string.match(state, '^%d+()%-') ~= 17) then return false end
