@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from lockfast.testing.stage_threads import ThreadStage
 from tests.scale import SCALE, SOAK
 from tests.servers import run
 
@@ -20,6 +21,7 @@ pytest_plugins = ["tests.crashes", "tests.hard_limit", "tests.signals", "tests.t
 COMPUTING = ("tests/contract", "tests/engine", "tests/primitives", "tests/simulation")
 
 _folders = itertools.count()
+_finished = itertools.count(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,6 +71,8 @@ def pytest_configure(config: pytest.Config) -> None:
     A shell that runs us in the background may have switched some signals off.
     """
     run.begin()
+    if SOAK:
+        ThreadStage.give_way_s = 0.004  # a story must not rest on the clock being quicker than threads that it wakes
     for name in ("SIGINT", "SIGHUP", "SIGQUIT", "SIGTERM"):
         number = getattr(signal, name)
         if signal.getsignal(number) == signal.SIG_IGN:
@@ -91,3 +95,10 @@ def pytest_collection_finish() -> None:
     """Thousands of collected tests are no garbage: a collection in a test need not look through them each time."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_logfinish() -> None:
+    """What pytest keeps of each test that is over is none either, and grows to ten times as much."""
+    if next(_finished) % 50 == 0:
+        gc.collect()
+        gc.freeze()

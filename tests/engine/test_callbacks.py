@@ -188,7 +188,7 @@ def test_one_that_blocks_costs_no_other_lease(locks: Locks, clock: FakeClock, bl
     until(lambda: blocking.began, "it to block")
     assert kept is not None
     for _ in range(5):
-        until(lambda: kept.remaining == 30, "the renewal")
+        until(lambda: kept.remaining > 20, "the renewal")  # it may come before the clock has come to its end
         clock.advance(10)
     assert kept.held
 
@@ -214,7 +214,7 @@ def test_one_that_blocks_when_a_renewal_fails_costs_no_lease(url: str, clock: Fa
             until(lambda: handler.began, "it to block")
             made[0].heal()
             clock.advance(LONGEST_PAUSE_S)
-            until(lambda: kept.remaining == 30, "the renewal")
+            until(lambda: kept.remaining > 20, "the renewal")  # it may come before the clock has come to its end
             gate.set()
     finally:
         logger.removeHandler(handler)

@@ -45,8 +45,8 @@ class _Name:
         self.queue: dict[str, Waiter] = {}
         self.ends: dict[str, float] = {}  # by claim id: when its hold ends, or has ended
         self.held: dict[str, Claim] = {}  # by claim id: what it asked for last, of those in `ends` and some before
-        self.successor = ""  # the id of the waiter in whose favour the last holder let go
-        self.ended_at = 0.0  # when a holder last let go, or was made to
+        self.successor = ""  # the id of the waiter that the last release named as successor
+        self.ended_at = 0.0  # when a holder last released, or lost its hold
         self.given_up = 0  # waiters that left since the last grant
         self.gone = 0  # those of them that a fault had touched, so that they may have been reserved for and not come
 

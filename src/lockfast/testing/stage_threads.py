@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Coroutine
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import lockfast
 from lockfast._reentry import run_to_end
@@ -59,6 +59,7 @@ class ThreadStage(Stage):
 
     world = "threads"
     can = frozenset({"blocking", "real clock", "fork", "processes"})
+    give_way_s: ClassVar[float] = 0.0  # real seconds for whoever an alarm woke, before the clock moves on
 
     def __init__(self, opener: Opener, url: str = "", *, real_time: bool = False) -> None:
         super().__init__(opener, url, real_time=real_time)
@@ -66,6 +67,8 @@ class ThreadStage(Stage):
 
     def _let_answers_come(self) -> None:
         """A store that is given the time receives it in the order in which it passed."""
+        if self.give_way_s:
+            _sleep(self.give_way_s)
         until = _real_now() + HOLD_UP_S
         while any(locks.faults.on_the_way for locks in self._opened) and _real_now() < until:
             _sleep(POLL_EVERY_S)

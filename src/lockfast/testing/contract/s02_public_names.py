@@ -1,4 +1,4 @@
-"""Section 2 of the design: what the public names give, beyond the promises that have chapters of their own."""
+"""What the public names give, beyond the promises that have chapters of their own."""
 
 from __future__ import annotations
 

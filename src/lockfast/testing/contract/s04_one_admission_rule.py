@@ -1,4 +1,4 @@
-"""Section 4 of the design: one rule admits to every primitive.
+"""One admission rule for every primitive.
 
 An exclusive claim fits when no claim holds; a shared claim fits when no exclusive claim holds and there is room.
 No claim passes an older waiter. Written with the verbs alone, as every backend must answer them.
@@ -30,11 +30,11 @@ class _Room:
         return self.stage.claim("room", ttl=600, mode="shared", limit=limit)
 
     async def ask(self, claim: Claim, *, enqueue: bool = True) -> Grant | Busy:
-        """One that comes to wait stands in line at the store afterwards: its answer may come before it does."""
+        """A new waiter is in the store's queue when this returns: the answer may arrive earlier."""
         waiters = await self._waiters()
         answer = await self.verbs.acquire(claim, enqueue=enqueue, within=5)
         if enqueue and isinstance(answer, Busy) and claim.id not in self._asked:
-            await self.stage.until(partial(self._waits_beside, waiters), "the new waiter to stand in line")
+            await self.stage.until(partial(self._waits_beside, waiters), "the new waiter to be in the queue")
         self._asked.add(claim.id)
         return answer
 

@@ -1,4 +1,4 @@
-"""Section 2 of the design, `locks.election`: one leader at most believes, and everybody can watch who that is.
+"""`locks.election`: at most one leader believes that it leads, and every client can observe who that is.
 
 Terms are fences: they only grow. Who watches is the matter of `s09_elections_observed`.
 """
@@ -47,12 +47,14 @@ class Elections(Promise, about="engine", needs=("observe",)):
     async def test_terms_strictly_grow_however_the_last_one_ended(self, stage: Stage) -> None:
         terms: list[int] = []
         for ending in ("resigned", "expired", "broken", "handed over"):
-            leader = stage.locks().election("lead", candidate=ending, ttl=10)
+            locks = stage.locks()
+            leader = locks.election("lead", candidate=ending, ttl=10)
             terms.append((await leader.win()).fence)
             assert leader.term == terms[-1]
             if ending == "resigned":
                 await leader.resign()
             elif ending == "expired":
+                locks.faults.lose_request("renew", ALWAYS)
                 stage.clock.advance(10)
             elif ending == "broken":
                 await stage.observer.break_lock("lead")
@@ -63,8 +65,10 @@ class Elections(Promise, about="engine", needs=("observe",)):
         assert terms == sorted(set(terms))
 
     async def test_a_leader_whose_time_ran_out_knows_it_from_the_clock(self, stage: Stage) -> None:
-        leader = stage.locks().election("lead", ttl=10)
+        locks = stage.locks()
+        leader = locks.election("lead", ttl=10)
         await leader.win()
+        locks.faults.lose_request("renew", ALWAYS)
         stage.clock.advance(10)
         assert (leader.is_leader, leader.term) == (False, None)
 
@@ -203,9 +207,10 @@ class Elections(Promise, about="engine", needs=("observe",)):
         assert await stage.is_free("lead")
 
     async def test_a_block_in_which_the_lead_was_lost_learns_from_check_and_on_exit(self, stage: Stage) -> None:
-        reached: list[str] = []
+        locks, reached = stage.locks(), list[str]()
+        locks.faults.lose_request("renew", ALWAYS)
         with pytest.raises(LeaseLost):
-            await _lead(stage.locks().election("lead", ttl=10), reached, lambda: stage.clock.advance(10))
+            await _lead(locks.election("lead", ttl=10), reached, lambda: stage.clock.advance(10))
         assert reached == ["elected"]
 
     async def test_a_block_may_hand_over_and_come_to_its_end(self, stage: Stage) -> None:

@@ -1,4 +1,4 @@
-"""Section 2 of the design, `election.observe`: first what is true, then each change in order, the vacancies too.
+"""`election.observe`: first what is true, then each change in order, the vacancies too.
 
 None comes twice, none is missing, and no observer polls. One that was away for too long begins again with the present
 state.

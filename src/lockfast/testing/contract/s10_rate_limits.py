@@ -1,4 +1,4 @@
-"""Section 2 of the design, `locks.limiter`: never more than the rate, on the store's clock alone.
+"""`locks.limiter`: never more than the rate, on the store's clock alone.
 
 In any stretch of `t` seconds at most `burst + t * rate / per` permits are given, to all clients together. Waiters
 are served in order (see `s10_rate_limits_waiting`), and whatever goes wrong costs permits and never gives any.

@@ -1,4 +1,4 @@
-"""Section 2 of the design, `limiter.acquire`: waiters are served in order, each at the very moment.
+"""`limiter.acquire`: waiters are served in order, each at the very moment.
 
 A waiter that gives up, is cancelled or dies holds up the others for a bounded time at most, and takes no permit.
 """

@@ -1,4 +1,4 @@
-"""Section 2 of the design, `locks.cell`: a write that knows what it is over, and a check of fences.
+"""`locks.cell`: a write that knows what it is over, and a check of fences.
 
 A write over another version than expected, or with an older fence than the last one seen, changes nothing and says so.
 """
