@@ -315,6 +315,7 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
+@pytest.mark.slow
 def test_no_test_depends_on_how_quick_the_machine_is() -> None:
     """One test for all checks: reading the files takes longer than checking them."""
     files = read_all()  # not kept: every collection of garbage would look through their trees

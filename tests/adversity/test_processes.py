@@ -202,7 +202,7 @@ def test_a_holder_whose_interpreter_stands_still_past_its_ttl_knows_that_it_lost
 
 
 def test_eight_processes_lose_no_increment(start: Start, tmp_path: Path, url: str) -> None:
-    workers, times = 8, by_scale(40, soak=400)
+    workers, times = 8, by_scale(20, soak=400)
     counter = tmp_path / "counter"
     counter.write_text("0")
     actors = [start() for _ in range(workers)]

@@ -327,7 +327,7 @@ def test_a_backend_answers_as_the_reference_does(machine: type[Machine]) -> None
 @pytest.mark.timeout(by_scale(900, soak=3600))
 @pytest.mark.parametrize("machine", [MemoryMachine, SqliteMachine, RedisMachine])
 def test_a_backend_answers_as_the_reference_does_in_many_runs(machine: type[Machine]) -> None:
-    run_machine(machine, by_scale(60, soak=1000))
+    run_machine(machine, by_scale(40, soak=1000))
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis"])

@@ -142,4 +142,4 @@ def test_a_backend_keeps_values_as_the_reference_does(machine: type[ValuesMachin
 @pytest.mark.timeout(by_scale(900, soak=3600))
 @pytest.mark.parametrize("machine", [MemoryValues, SqliteValues, RedisValues])
 def test_a_backend_keeps_values_as_the_reference_does_in_many_runs(machine: type[ValuesMachine]) -> None:
-    run_machine(machine, by_scale(60, soak=1000))
+    run_machine(machine, by_scale(40, soak=1000))

@@ -42,18 +42,7 @@ OF_THIS_HOST = "redis_here"  # the row of a server that LOCKFAST_TEST_REDIS name
 # show. A set-up is a cluster, or Sentinels that report a primary.
 BY_NUMBER = frozenset({"OneAdmissionRule", "FencesOnlyGrow"})
 BY_AGE = BY_NUMBER | {"WaitersAreWoken", "OnlyTheServerClock"}
-BY_SET_UP = frozenset(
-    {
-        "NoBodyWithoutLock",
-        "IdentityIsTheClaim",
-        "HolderStopsBelievingFirst",
-        "LostRepliesChangeNothing",
-        "InterruptedLeavesNothing",
-        "RenewalRidesOutErrors",
-        "LossIsReported",
-        "WaitersAreWoken",
-    }
-)
+BY_SET_UP = frozenset({"NoBodyWithoutLock", "LostRepliesChangeNothing", "InterruptedLeavesNothing", "WaitersAreWoken"})
 
 
 class Row(NamedTuple):

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -20,6 +21,8 @@ from lockfast.testing import FakeClock
 from tests.engine.hooked import hooked
 from tests.engine.interrupting import Interrupt
 from tests.renewals import renewal_state
+from tests.scale import by_scale
+from tests.servers import run
 from tests.servers.shared import valkey
 from tests.servers.waiting import LIMIT_S, until
 
@@ -43,11 +46,11 @@ def _ours(file: str) -> bool:
     return ("/src/lockfast/" in file and "/testing/" not in file) or file.endswith("/threading.py")
 
 
-def _sweep(run_story: Callable[[int], str]) -> set[str]:
-    """Which functions were interrupted."""
+def _sweep(run_story: Callable[[int], str], step: int = 1) -> set[str]:
+    """Which functions were interrupted, at each instruction or at a part of them, in each run at others."""
     points: list[str] = []
-    while True:
-        struck = run_story(len(points) + 1)
+    for point in count(run.first_new_seed() % step + 1, step):
+        struck = run_story(point)
         if not struck:
             break
         points.append(struck)
@@ -118,21 +121,25 @@ class Waiting:
         assert lease.release()
 
 
+class Fresh(NamedTuple):
+    url: Callable[[], str]  # of a store of its own each time
+    step: int = 1  # of so many instructions one is tried
+
+
 @pytest.fixture(
     params=["memory", pytest.param("sqlite", marks=pytest.mark.slow), pytest.param("redis", marks=pytest.mark.soak)]
 )
-def fresh_url(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
-    """A store of its own each time."""
+def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Fresh:
     if request.param == "memory":
-        return lambda: f"memory://anywhere-{next(_numbers)}"
+        return Fresh(lambda: f"memory://anywhere-{next(_numbers)}")
     if request.param == "redis":
-        return lambda: valkey().url(tmp_path)
-    return lambda: f"sqlite:///{tmp_path}/{next(_numbers)}.db"
+        return Fresh(lambda: valkey().url(tmp_path))
+    return Fresh(lambda: f"sqlite:///{tmp_path}/{next(_numbers)}.db", by_scale(4, soak=1))
 
 
-def test_interrupted_at_any_instruction_of_a_wait_it_leaves_no_place_in_line(fresh_url: Callable[[], str]) -> None:
+def test_interrupted_at_any_instruction_of_a_wait_it_leaves_no_place_in_line(fresh: Fresh) -> None:
     def run_story(point: int) -> str:
-        url, clock, error = fresh_url(), FakeClock(), None
+        url, clock, error = fresh.url(), FakeClock(), None
         with lockfast.connect(url, clock=clock) as locks, Waiting(url, clock, lets_go=True) as waiting:
             locks.list()  # it is open
             lock = locks.lock("a")
@@ -149,7 +156,7 @@ def test_interrupted_at_any_instruction_of_a_wait_it_leaves_no_place_in_line(fre
             error = None  # no reference from its frames to itself: it ends here, and not in a collection somewhere else
             return interrupt.struck
 
-    assert "_ask" in _sweep(run_story)
+    assert "_ask" in _sweep(run_story, fresh.step) or fresh.step > 1
 
 
 class InterruptOnce:
@@ -167,10 +174,10 @@ class InterruptOnce:
 
 @pytest.mark.parametrize("first", ["before wait", "after acquire"])
 def test_interrupted_again_at_any_instruction_of_leaving_the_line_it_leaves_no_place_there(
-    fresh_url: Callable[[], str], first: str
+    fresh: Fresh, first: str
 ) -> None:
     def run_story(point: int) -> str:
-        url, clock, error = fresh_url(), FakeClock(), None
+        url, clock, error = fresh.url(), FakeClock(), None
         hook = InterruptOnce(first)
         with (
             lockfast.connect(hooked(url, hook), clock=clock) as locks,
@@ -190,12 +197,12 @@ def test_interrupted_again_at_any_instruction_of_leaving_the_line_it_leaves_no_p
             error = None  # no reference from its frames to itself: it ends here, and not in a collection somewhere else
             return interrupt.struck
 
-    assert "abandon" in _sweep(run_story)
+    assert "abandon" in _sweep(run_story, fresh.step) or fresh.step > 1
 
 
-def test_interrupted_again_at_any_instruction_of_a_release_it_is_released(fresh_url: Callable[[], str]) -> None:
+def test_interrupted_again_at_any_instruction_of_a_release_it_is_released(fresh: Fresh) -> None:
     def run_story(point: int) -> str:
-        hook, url, clock, error = InterruptOnce("before release"), fresh_url(), FakeClock(), None
+        hook, url, clock, error = InterruptOnce("before release"), fresh.url(), FakeClock(), None
         with lockfast.connect(hooked(url, hook), clock=clock) as locks:
             lease = locks.lock("a").acquire()
             assert lease is not None
@@ -212,7 +219,7 @@ def test_interrupted_again_at_any_instruction_of_a_release_it_is_released(fresh_
             error = None
             return interrupt.struck
 
-    assert "_finish" in _sweep(run_story)
+    assert "_finish" in _sweep(run_story, fresh.step) or fresh.step > 1
 
 
 @pytest.mark.parametrize("url", ["sqlite:///{}/locks.db", pytest.param("redis://127.0.0.1:1", marks=pytest.mark.slow)])

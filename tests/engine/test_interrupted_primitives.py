@@ -24,7 +24,7 @@ from tests.servers.waiting import join
 
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # it was cut short before it began
 
-STEP = by_scale(1, soak=1, quick=5)  # the quick loop tries each fifth instruction, and another fifth in each run
+STEP = by_scale(4, soak=1, quick=12)  # each run but the long search tries a part of the instructions, each time others
 
 _numbers = count()
 

@@ -14,7 +14,7 @@ from tests.servers.run import first_new_seed
 from tests.simulation.planted_quorum import PLANTED_QUORUM
 from tests.simulation.quorum_runs import LONGEST_TTL_S, Climate, Outcome, simulate
 
-SEEDS = by_scale(15, soak=400)
+SEEDS = by_scale(10, soak=400)
 SEEDS_BEYOND = by_scale(60, soak=400)  # rare things must show
 TRIES = 180  # seeds in which a planted bug must show
 NEW = by_scale(4, soak=400)
@@ -99,9 +99,9 @@ def test_a_planted_bug_is_found(bug: str) -> None:
 
 
 def test_a_few_seeds_for_the_quick_loop() -> None:
-    outcomes, total = run(Climate(forgets=True, rejoin=LONGEST_TTL_S), range(1000, 1010))
+    outcomes, total = run(Climate(forgets=True, rejoin=LONGEST_TTL_S), range(1000, 1004))
     assert [outcome.wrong for outcome in outcomes if outcome.wrong] == []
-    assert total["holds"] > 50
+    assert total["holds"] > 20
 
 
 def test_the_same_seed_gives_the_same_run() -> None:

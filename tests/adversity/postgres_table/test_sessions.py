@@ -17,8 +17,10 @@ from lockfast.testing.stage import Actor, Stage
 from tests.adversity.postgres_table.stage import OnTable
 from tests.polling import HOUR, never_poll
 from tests.renewals import renewed
+from tests.scale import by_scale
 from tests.servers.waiting import LIMIT_S, join, until
 
+ROUNDS = by_scale(8, soak=40)  # in which all connections are ended under fire
 AT_WORK = "state = 'active' AND wait_event_type = 'Lock'"
 
 
@@ -197,11 +199,11 @@ class TestUnderFire(OnTable):
         threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
         for thread in threads:
             thread.start()
-        for number in range(1, 21):
+        for number in range(1, ROUNDS + 1):
             until(lambda number=number: len(holds) > 10 * number, "more holds")  # type: ignore[misc]
             terminated += self.end_ours()
         ends.set()
         join(*threads)
-        assert terminated > 20
+        assert terminated > ROUNDS
         assert judge(holds) == []
         assert self.held() == 0

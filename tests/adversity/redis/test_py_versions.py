@@ -14,10 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.scale import by_scale
-
 ROOT = Path(__file__).parents[3]
-CHAPTERS = by_scale(("NoBodyWithoutLock",), soak=("NoBodyWithoutLock", "HolderStopsBelievingFirst", "FencesOnlyGrow"))
+CHAPTERS = ("NoBodyWithoutLock", "HolderStopsBelievingFirst", "FencesOnlyGrow")
 WHERE = (
     *(f"tests/contract/test_contract.py::Test{chapter}_redis" for chapter in CHAPTERS),
     "tests/adversity/redis/test_clients.py",
@@ -31,11 +29,10 @@ WHICH = (
     "TestClients and (url or path or protocol)",
     "TestTls and (over_tls or trusted)",
     "sound_wire",
-    *by_scale(
-        (), soak=("TestFound and (are_on_the_primary or client_of)", "TestCluster and (each_name or ready_client)")
-    ),
+    "TestFound and (are_on_the_primary or client_of)",
+    "TestCluster and (each_name or ready_client)",
 )
-AT_LEAST = by_scale(75, soak=120)  # tests; if there are fewer, the words above no longer find them
+AT_LEAST = 120  # tests; if there are fewer, the words above no longer find them
 
 
 def promised(package: str) -> str:
@@ -45,6 +42,7 @@ def promised(package: str) -> str:
     return next(str(version) for name, version in needs if name == package)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_oldest_redis_py_that_is_promised_carries_the_same_promises(tmp_path: Path) -> None:

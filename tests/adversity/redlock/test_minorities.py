@@ -21,7 +21,7 @@ from tests.servers.waiting import LIMIT_S, join, moment, until
 
 pytestmark = pytest.mark.slow
 
-WORKERS = by_scale(8, soak=16)
+WORKERS = by_scale(6, soak=16)
 TTL_S = 1.0
 
 

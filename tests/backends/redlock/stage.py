@@ -65,6 +65,10 @@ class OnAQuorum(Promise):
         await stage.until(all_vote, "the votes of all")
         return locks
 
+    async def held_at_all(self, stage: Stage, name: str) -> None:
+        """A lease is granted when a majority has voted; at a server that votes later a waiter would find it free."""
+        await stage.until(lambda: all(self.quorum.held_at(name, stage.namespace)), f"the votes of all for {name}")
+
     async def repaired(self, stage: Stage, node: int, lease: AwaitedLease) -> None:
         """Until that server has the hold again, which it forgot: renewals see to that."""
 

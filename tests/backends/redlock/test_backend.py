@@ -339,7 +339,7 @@ class TestRequests(OnAQuorum):
     async def test_a_lock_that_is_found_held_is_asked_for_twice_at_each_server_and_not_more(self, stage: Stage) -> None:
         holder, locks = await self.ready(stage), await self.ready(stage)
         held = await holder.lock("x", ttl=600).take()
-        await stage.until(lambda: all(self.quorum.held_at("x", stage.namespace)), "all votes")
+        await self.held_at_all(stage, "x")
         for proxy in self.quorum.proxies:
             proxy.sent.clear()
         assert await locks.lock("x").acquire(blocking=False) is None

@@ -102,6 +102,7 @@ class TestServersThatMissSomething(OnAQuorum):
         """Though no round waits for that server, and it has never run the script before."""
         holder, locks = await self.ready(stage), await self.ready(stage)
         held = await holder.lock("x", ttl=600).take()
+        await self.held_at_all(stage, "x")
         self.quorum.proxies[2].delay = 0.2
         poll_often(monkeypatch)
         waiter = stage.start(locks.lock("x", ttl=600).take())
@@ -139,7 +140,7 @@ class TestServersThatMissSomething(OnAQuorum):
     ) -> None:
         holder, locks = await self.ready(stage), await self.ready(stage)
         held = await holder.lock("x", ttl=600).take()
-        await stage.until(lambda: all(self.quorum.held_at("x", stage.namespace)), "its vote at all")  # else one is free
+        await self.held_at_all(stage, "x")
         poll_often(monkeypatch)  # once a majority has answered, a server that is not subscribed to yet is left out
         answers = _noted_answers(locks, monkeypatch)
         waiter = stage.start(locks.lock("x", ttl=600).take())
