@@ -95,7 +95,7 @@ def open_async_locks(
 
 
 def _release_without_loop(make: BackendFactory, clock: Clock | None, engine: Engine) -> None:
-    """At exit no loop runs any more, so the blocking twin of the backend releases what is left."""
+    """At exit no loop runs any more, so a blocking backend for the same store releases what is left."""
     engine.closed = True  # a loop in another thread asks for no more leases
     twin = make(ThreadWorld(clock), clock)
     for held in list(engine.keeper.leases.values()):

@@ -23,7 +23,7 @@ _JSON = """--json prints one document. A lock is an object with
   name       string
   locked     true or false
   waiters    how many wait for it
-  queue      list of their holder ids, first in line first
+  queue      list of their holder ids, in the order of the queue
   damage     null, or what of its record cannot be read: `break` frees it
   holders    list of objects, oldest first:
              holder, claim_id, fence (null if the store does not know it),
@@ -42,7 +42,7 @@ def list_locks(words: list[str]) -> int:
     parser = _parser(
         "ls", "List the locks that are held or waited for.", f"{_JSON}\n`ls --json` prints a list of them."
     )
-    parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that begin so")
+    parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names with this prefix")
     args = parser.parse_args(words)
     with _connect(args) as locks:
         found = locks.list(args.prefix)
@@ -76,8 +76,7 @@ def break_(words: list[str]) -> int:
     """End every hold of one lock, and show what there was."""
     parser = _parser(
         "break",
-        "End every hold of the lock NAME, and let the next in line have\n"
-        "it.\n\n"
+        "End every hold of the lock NAME, and hand it over to the next waiter.\n\n"
         "The former holder is not asked. It learns of it when it next renews, within a\n"
         "third of its ttl, and until then it may go on working. The next holder's fence\n"
         "is higher: whatever checks fences refuses the former holder's writes from that\n"

@@ -176,7 +176,7 @@ class Lease(Unique):
     # What changes it. No other module writes a field of a lease.
 
     def _move(self, step: Step, reason: str = "") -> bool:
-        """Take one step of the table; False if it leads nowhere from here, because another step was first."""
+        """Take one step of the table; False if the current state has no such step, because another one came first."""
         with self._engine.mutex:
             then = LIFE[self._state].get(step)
             if then is None:

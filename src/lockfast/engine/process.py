@@ -1,4 +1,4 @@
-"""What a process owes its leases when it forks or ends.
+"""What happens to the leases of a process when it forks or ends.
 
 Decides: that a child never touches its parent's leases, and that an ending interpreter releases its own.
 """

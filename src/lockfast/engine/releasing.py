@@ -45,7 +45,7 @@ async def release(engine: Engine, lease: Lease, successor: str = "", *, until: f
         try:
             if not engine.outage.watches:
                 freed = await engine.backend.release(lease._claim, linger=linger, within=within, successor=successor)
-            else:  # half of it: a connection may lead nowhere, and then there is time to try another
+            else:  # half of it: a connection may be dead, and then there is time to try another
                 ask = partial(
                     engine.backend.release, lease._claim, linger=linger, within=within / 2, successor=successor
                 )

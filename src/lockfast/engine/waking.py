@@ -1,6 +1,6 @@
 """One claim that waits: how soon it asks again when it is woken.
 
-Decides: how many wake-ups in vain make it ask, however many come.
+Decides: how many spurious wake-ups make it ask, however many come.
 Leaves to the backend: what wakes it, and how it sleeps. Leaves to the caller: what to ask, and what was in vain.
 """
 
@@ -33,7 +33,7 @@ class Waking:
         self._claim = claim
         self._pacer = Pacer(IN_VAIN)
         self._woken = False  # the last time
-        self._free = 0  # requests in vain that are not counted
+        self._free = 0  # fruitless requests that are not counted
 
     def found(self) -> None:
         """The last request was not in vain, though the claim goes on waiting."""

@@ -29,7 +29,7 @@ class _DecoratedCall(NamedTuple):
     """What a decorated function does at each call."""
 
     function: Callable[..., Any]
-    make_lock: Callable[..., Any]  # `Locks.lock`, or its twin
+    make_lock: Callable[..., Any]  # `Locks.lock` or `AsyncLocks.lock`
     template: str
     signature: inspect.Signature
     lease_as: str | None

@@ -302,7 +302,7 @@ class _Turns:
         return await signal.wait(wait) or queue[0] is signal
 
     def _leave(self, what: Hashable, signal: Signal) -> None:
-        """Leave the line; the next has the turn, if this was the first."""
+        """Leave the queue; if this was the first, the next has the turn."""
         with self._mutex:
             queue = self._queues.get(what, [])
             if signal in queue:

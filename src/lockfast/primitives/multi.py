@@ -339,7 +339,7 @@ class MultiLogic:
         self.mark_released(multi)
 
     async def release(self) -> None:
-        """Let go of what was last acquired through this object. Raises NotHeld if there is nothing."""
+        """Release what was last acquired through this object. Raises NotHeld if there is nothing."""
         multi = self._find(entered=False)
         if multi is None:
             raise NotHeld(f"{self.names} are not held through this object; nothing was released")

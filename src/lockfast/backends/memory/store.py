@@ -75,7 +75,7 @@ class MemoryStore:
             self._forget_limiters_at_rest(now)
 
     def _forget_limiters_at_rest(self, now: float) -> None:
-        """One that is booked up to a moment that has passed is as good as new."""
+        """A limiter whose bookings are all in the past equals a new one."""
         self.limiters = {key: until for key, until in self.limiters.items() if until > now * NS_PER_S}
         self.limiters_before = len(self.limiters) + 64
 

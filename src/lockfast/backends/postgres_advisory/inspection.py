@@ -36,7 +36,7 @@ def info_of(name: str, seen: Iterable[PgLock], ours: Ours) -> LockInfo:
 
 
 def infos_of(prefix: str, seen: Iterable[PgLock], ours: Ours) -> list[LockInfo]:
-    """All locks whose names begin so, and those whose names this process does not know."""
+    """All locks whose names have that prefix, and those whose names this process does not know."""
     found: dict[int, list[PgLock]] = {}
     for one in seen:
         found.setdefault(one.number, []).append(one)

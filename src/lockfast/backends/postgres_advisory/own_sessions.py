@@ -72,7 +72,7 @@ class OwnSessions:
         self.leave_unqueued(hold)  # not before: the next waiter must come after it at the server too
 
     def _on_wait_answered(self, hold: AdvisoryHold, statement: PendingStatement) -> None:
-        """The server has granted it, or given the wait up."""
+        """The server has granted it, or cancelled the wait."""
         if hold.state != "waits":
             return
         if statement.error is None:

@@ -381,7 +381,7 @@ def _nothing(t: SqliteTransaction) -> None:
 
 
 class SqliteBackend:
-    capabilities = Capabilities(renew_batch=200)  # see AT_A_TIME
+    capabilities = Capabilities(renew_batch=200)  # an event loop stops for one batch, see MAX_LISTED_AT_ONCE
 
     def __init__(self, driver: SqliteDriver) -> None:
         self._driver = driver

@@ -67,7 +67,7 @@ class Workers:
         return Report(boot_now(), name, done)
 
     def finish(self) -> None:
-        """Let each end its turn and go home."""
+        """Let each worker finish its turn and exit."""
         for name, process in self._running.items():
             if process.poll() is None:
                 self._stdin(name).close()

@@ -41,7 +41,7 @@ _SETTINGS: Final = {
     **dict.fromkeys(_PATIENT, "0"),  # a role's own limits would end what we wait for and hold
     "client_connection_check_interval": "1000",  # so that a dead client does not stand in a queue
 }
-# A server that owes an acknowledgement is given up after a minute, as one that owes none by the endpoint's keepalives.
+# A server that does not acknowledge data is given up after a minute; an idle connection, by the endpoint's keepalives.
 _OF_CLIENT: Final = {"tcp_user_timeout": "60000"}
 ANSWER_WITHIN_S: Final = 3.0  # after which a session that has not answered counts as silent
 # A setting would stay for other clients of a pooler that is refused afterwards. So nothing is set if there may be one.

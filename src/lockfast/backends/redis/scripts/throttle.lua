@@ -1,4 +1,4 @@
--- KEYS  1 the limiter: "seconds nanoseconds" up to which it is booked. See `_values.book`.
+-- KEYS  1 the limiter: "seconds nanoseconds" up to which it is booked. See `_values.book_permits`.
 -- ARGV  1 now as "seconds nanoseconds" or ""   2 interval   3 burst   4 cost   5 patience
 local seconds, nanos
 if ARGV[1] == '' then

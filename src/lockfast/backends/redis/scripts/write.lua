@@ -1,5 +1,5 @@
 -- KEYS  1 the cell: hash of v value, n version, f fence, w writer   ARGV  1 writer   2 "1" if there is a value   3 value
---       4 if_version or ""   5 fence or ""   See `_values.decide`.
+--       4 if_version or ""   5 fence or ""   See `_values.check_write`.
 local stored = redis.pcall('HMGET', KEYS[1], 'v', 'n', 'f', 'w')
 if stored.err and not string.find(stored.err, 'WRONGTYPE', 1, true) then redis.call('HMGET', KEYS[1], 'v') end
 local function count(digits, largest)

@@ -43,7 +43,7 @@ T = TypeVar("T")
 Answer = tuple[Any, list[WakeUp]]
 
 SLICE_S: Final = 0.00025  # for requests, before other callbacks of the loop run
-PAUSE_S: Final = (0.0002, 0.001)  # between two tries for a file that is in use, after AT_ONCE turns of the loop
+PAUSE_S: Final = (0.0002, 0.001)  # between two tries for a file that is in use, after TRIES_WITHOUT_PAUSE of them
 LATE_S: Final = 0.05  # after the time of a request: its own error, if one comes, says more than a timeout
 LATE_CHECKS: Final = 3  # in that time: after a stop of the process the result is there at one of them
 CLOSE_WITHIN_S: Final = 2.0
