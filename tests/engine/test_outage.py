@@ -14,9 +14,9 @@ import pytest
 from lockfast import BackendUnavailable, Unsupported
 from lockfast._model import Busy, Claim, Grant
 from lockfast._worlds import World
-from lockfast.engine.acquire import HASTY_S
 from lockfast.engine.core import PATIENCE_S
 from lockfast.engine.outage import FORGET_AFTER_S, REPORT_AFTER_S
+from lockfast.engine.retrying import HASTY_S
 from lockfast.observe.events import Event
 from lockfast.primitives.locks import LocksLogic
 from lockfast.testing import FakeClock
@@ -211,6 +211,45 @@ def test_a_short_patience_is_an_outage_too_where_there_is_time_to_wait(kind: str
 
     run_hurried(kind, lambda _: backend, work, clock)
     assert backend.abandoned == ["a"]
+
+
+# A server that refuses, and at last has no time to
+
+
+class Refuses(StubBackend):
+    """Where no server listens. To find that out takes a while; a request with less time learns nothing."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__()
+        self._clock = clock
+        self.hasty = 0
+
+    def _fail(self, within: float) -> BackendUnavailable:
+        self._clock.advance(min(within, HASTY_S / 2))
+        if within >= HASTY_S / 2:
+            return BackendUnavailable("connection refused", sent=False)
+        self.hasty += 1
+        return BackendUnavailable("no answer in time", sent=False)
+
+    async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Any:
+        raise self._fail(within)
+
+    async def read(self, key: str, *, within: float) -> Any:
+        raise self._fail(within)
+
+
+@pytest.mark.parametrize("verb", ["acquire", "read"])
+def test_a_last_request_without_time_to_be_sent_does_not_hide_why_the_others_failed(
+    verb: Verb, kind: str, clock: FakeClock
+) -> None:
+    backend = Refuses(clock)
+
+    async def work(locks: LocksLogic) -> None:
+        with pytest.raises(BackendUnavailable, match="connection refused"):
+            await (await REPEATED[verb](locks))
+
+    run_hurried(kind, lambda _: backend, work, clock)
+    assert backend.hasty
 
 
 # A store that cannot be used at all

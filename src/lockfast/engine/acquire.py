@@ -17,16 +17,13 @@ from lockfast._time import FOREVER, format_duration
 from lockfast.engine.lease import Lease
 from lockfast.engine.reporting import reported_acquire
 from lockfast.engine.request import Adopt, Request
-from lockfast.engine.retrying import pause_for_retry
+from lockfast.engine.retrying import HASTY_S, most_telling, pause_for_retry
 from lockfast.engine.waking import Waking
 from lockfast.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from lockfast.engine.core import Engine
 
-# A request that `wait` left less time than this and that is not answered says nothing about the server: if the server
-# answered the one before it, that answer stands.
-HASTY_S: Final = 1.0
 MIN_WITHIN_S: Final = 0.02
 
 
@@ -61,6 +58,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
     checked = False  # that it does not wait for itself
     unsent = True  # nothing of it can have reached the backend
     answer: Grant | Busy | None = None  # the last one
+    telling: BackendUnavailable | None = None  # of the failures since then, see `most_telling`
     waking: Waking | None = None  # once it waits
     outage = engine.outage if engine.outage.watches else None
     try:
@@ -96,11 +94,12 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                 if error.retry_after is not None:  # it answers, and says when it can help: patience is for silence
                     limit = FOREVER if wait is None else limit
                 pause = pause_for_retry(engine, failures, limit - now)
+                telling = most_telling(engine, error, telling, within)
                 if not error.transient or pause is None or now + (error.retry_after or 0.0) > limit:
                     hasty = within < HASTY_S and within < most  # `wait` left so little, and not the caller's patience
                     if isinstance(answer, Busy) and failures == 1 and error.transient and hasty:
-                        return await _time_is_up(engine, claim, answer)
-                    raise engine.outage.final(error) from error.__cause__
+                        return await _time_is_up(engine, claim, answer)  # that answer stands
+                    raise engine.outage.final(telling) from telling.__cause__
                 if error.retry_after is not None:
                     pause = min(pause, max(0.001, error.retry_after))
                 engine.outage.failed(error, asked_at, now + pause, limit)
@@ -108,7 +107,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                 asked_at = engine.now()
                 most = max(MIN_WITHIN_S, min(engine.patience, limit - asked_at))
                 continue
-            failures, most = 0, engine.patience
+            failures, most, telling = 0, engine.patience, None
             answered_at = engine.now()
             if engine.closed:
                 raise closed_locks()

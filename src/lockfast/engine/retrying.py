@@ -19,6 +19,7 @@ T = TypeVar("T")
 MIN_WITHIN_S: Final = 0.01
 MIN_PAUSE_S: Final = 0.001  # where less is left, no other request is worth it
 LAST_WITHIN_S: Final = 0.1  # that the last pause but one leaves: to connect again and to be answered may take a while
+HASTY_S: Final = 1.0  # a request that had less time than this and is not answered says nothing about the server
 
 
 def pause_for_retry(engine: Engine, failures: int, left: float) -> float | None:
@@ -32,10 +33,22 @@ def pause_for_retry(engine: Engine, failures: int, left: float) -> float | None:
     return min(pause, left - LAST_WITHIN_S if left > LAST_WITHIN_S + MIN_PAUSE_S else left)
 
 
+def most_telling(
+    engine: Engine, error: BackendUnavailable, before: BackendUnavailable | None, within: float
+) -> BackendUnavailable:
+    """The error to report: the last one, unless its request had too little time even to be sent, `within` seconds.
+
+    "Connection refused" tells more than that a connection could not be made in the tenth of a second that was left.
+    """
+    hasty = within < HASTY_S and within < engine.patience
+    return before if before is not None and hasty and error.transient and not error.sent else error
+
+
 async def insist(engine: Engine, ask: Callable[[float], Awaitable[T]], until: float) -> tuple[T, int]:
     """Repeat `ask(within)` while it fails in passing, until then at most; the answer, and how often it failed."""
     engine.arrive()
     failures = 0
+    telling: BackendUnavailable | None = None  # see `most_telling`
     while True:
         asked_at = engine.now()
         try:
@@ -48,8 +61,9 @@ async def insist(engine: Engine, ask: Callable[[float], Awaitable[T]], until: fl
             failures += 1
             now = engine.now()
             pause = pause_for_retry(engine, failures, until - now)
+            telling = most_telling(engine, error, telling, within)
             if not error.transient or pause is None:
-                raise engine.outage.final(error) from error.__cause__
+                raise engine.outage.final(telling) from telling.__cause__
             engine.outage.failed(error, asked_at, now + pause, until)
             await engine.world.pause(pause)
 
