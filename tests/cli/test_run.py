@@ -158,7 +158,7 @@ def test_the_command_does_not_inherit_pythons_ignored_signals(shell: Shell) -> N
 
 
 def test_what_the_command_leaves_in_the_background_does_not_hold_us_up(shell: Shell, tmp_path: Path) -> None:
-    line = "(echo $$ > pid; exec sleep 60) >/dev/null 2>&1 & sleep 0; while ! [ -s pid ]; do :; done"
+    line = "(echo $$ > pid; exec sleep 60) >/dev/null 2>&1 & sleep 0; while ! [ -s pid ]; do sleep 0.05; done"
     done = shell("run", "x", "--", "sh", "-c", line.replace("$$", "$(exec sh -c 'echo $PPID')"), cwd=tmp_path)
     pid = int((tmp_path / "pid").read_text())
     os.kill(pid, 9)  # it lived on: it ended by itself with the command, not by us

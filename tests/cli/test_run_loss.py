@@ -17,6 +17,8 @@ from tests.servers.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.slow
 
+WAITS = "echo ready; while ! [ -e go ]; do sleep 0.05; done"  # a command that ends when the test makes the file
+
 
 def test_when_the_lease_is_broken_the_whole_group_is_ended(shell: Shell, heart: Heart) -> None:
     running = shell.start("run", "--ttl", "4", "x", "--", *heart.command())
@@ -131,8 +133,7 @@ def test_when_lockfast_is_stopped_while_it_ends_the_group_the_guardian_finishes(
 
 
 def test_a_command_may_run_much_longer_than_its_ttl(shell: Shell, tmp_path: Path) -> None:
-    waits = "echo ready; while ! [ -e go ]; do :; done"
-    running = shell.start("run", "--ttl", "3", "x", "--", "sh", "-c", waits, cwd=tmp_path)
+    running = shell.start("run", "--ttl", "3", "x", "--", "sh", "-c", WAITS, cwd=tmp_path)
     assert running.stdout is not None
     running.stdout.readline()
     with shell.locks() as locks:
@@ -144,9 +145,7 @@ def test_a_command_may_run_much_longer_than_its_ttl(shell: Shell, tmp_path: Path
 
 
 def test_a_short_stop_does_no_harm(shell: Shell, tmp_path: Path) -> None:
-    running = shell.start(
-        "run", "--ttl", "30", "x", "--", "sh", "-c", "echo ready; while ! [ -e go ]; do :; done", cwd=tmp_path
-    )
+    running = shell.start("run", "--ttl", "30", "x", "--", "sh", "-c", WAITS, cwd=tmp_path)
     assert running.stdout is not None
     running.stdout.readline()
     os.kill(running.pid, signal.SIGSTOP)
@@ -179,9 +178,7 @@ def test_nothing_is_left_running_after_an_ordinary_run(shell: Shell) -> None:
 
 def test_a_command_that_finished_after_its_lease_was_broken_is_reported_as_lost(shell: Shell, tmp_path: Path) -> None:
     """The exit code must not say that all went well under the lock."""
-    running = shell.start(
-        "run", "--ttl", "60", "x", "--", "sh", "-c", "echo ready; while ! [ -e go ]; do :; done", cwd=tmp_path
-    )
+    running = shell.start("run", "--ttl", "60", "x", "--", "sh", "-c", WAITS, cwd=tmp_path)
     assert running.stdout is not None
     running.stdout.readline()
     shell.locks().break_lock("x")
@@ -192,9 +189,7 @@ def test_a_command_that_finished_after_its_lease_was_broken_is_reported_as_lost(
 
 
 def test_a_release_that_fails_is_reported_and_does_not_change_the_exit_code(shell: Shell, tmp_path: Path) -> None:
-    running = shell.start(
-        "run", "--ttl", "4", "x", "--", "sh", "-c", "echo ready; while ! [ -e go ]; do :; done; exit 4", cwd=tmp_path
-    )
+    running = shell.start("run", "--ttl", "4", "x", "--", "sh", "-c", f"{WAITS}; exit 4", cwd=tmp_path)
     assert running.stdout is not None
     running.stdout.readline()
     blocker = sqlite3.connect(tmp_path / "locks.db", isolation_level=None)

@@ -92,7 +92,7 @@ class TestLostWakeUps(OnAServer):
         holder, waiter, _ = await self._held_and_waited_for(stage)
         before = self._subscribers()
         pings = self.proxy.sent.count(PING)
-        await stage.until(lambda: self.proxy.sent.count(PING) >= pings + 5, "signs of life to be asked for")
+        await stage.until(lambda: self.proxy.sent.count(PING) >= pings + 2, "the second, after an answer")
         assert self._subscribers() == before
         assert await holder.release()
         assert (await waiter.result()).held
