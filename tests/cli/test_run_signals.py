@@ -20,7 +20,7 @@ PASSED_ON = ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "WINCH"]
 
 @pytest.mark.parametrize("name", PASSED_ON)
 def test_a_signal_is_passed_on_and_the_command_decides(shell: Shell, name: str) -> None:
-    line = f"trap 'echo got {name}; exit 5' {name}; echo ready; while :; do sleep 0.05; done"
+    line = f"trap 'echo got {name}; exit 5' {name}; echo ready; while :; do :; done"
     running = shell.start("run", "x", "--", "sh", "-c", line)
     assert running.stdout is not None
     assert running.stdout.readline() == "ready\n"
@@ -98,7 +98,7 @@ def test_exit_codes_arrive_even_if_our_parent_process_ignores_ended_children(she
 
 
 def test_the_whole_group_of_the_command_gets_a_signal(shell: Shell, tmp_path: Path) -> None:
-    inner = "trap 'echo inner >> received; exit' USR1; echo up >> up; while :; do sleep 0.05; done"
+    inner = "trap 'echo inner >> received; exit' USR1; echo up >> up; while :; do :; done"
     line = f"trap 'echo outer >> received; wait; exit' USR1; sh -c \"{inner}\" & wait"
     running = shell.start("run", "x", "--", "sh", "-c", line, cwd=tmp_path)
     until((tmp_path / "up").exists, "the inner shell")

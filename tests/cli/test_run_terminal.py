@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 CTRL_C, CTRL_Z = b"\x03", b"\x1a"
 ASKS = "echo ready; read line; echo got $line"
-TRAPS = "trap 'echo interrupted >&2; exit 3' INT; echo ready; while :; do sleep 0.05; done"
+TRAPS = "trap 'echo interrupted >&2; exit 3' INT; echo ready; while :; do :; done"
 
 
 class Screen:
@@ -153,7 +153,7 @@ def test_ctrl_z_stops_the_job_and_fg_continues_it(screen: Screen) -> None:
 
 
 def test_ctrl_z_stops_a_pipeline_with_all_its_members(screen: Screen, tmp_path: Path) -> None:
-    line = f"echo ready; while ! [ -e '{tmp_path}/go' ]; do sleep 0.05; done; echo done"
+    line = f"echo ready; while ! [ -e '{tmp_path}/go' ]; do :; done; echo done"
     screen.run("piped", "run", "x", "--", "sh", "-c", line)
     screen.wait_for(b"ready")
     screen.press(CTRL_Z)
