@@ -131,7 +131,7 @@ class Fresh(NamedTuple):
 )
 def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Fresh:
     if request.param == "memory":
-        return Fresh(lambda: f"memory://anywhere-{next(_numbers)}")
+        return Fresh(lambda: f"memory://anywhere-{next(_numbers)}", by_scale(1, soak=1, quick=6))
     if request.param == "redis":
         return Fresh(lambda: valkey().url(tmp_path))
     return Fresh(lambda: f"sqlite:///{tmp_path}/{next(_numbers)}.db", by_scale(4, soak=1))

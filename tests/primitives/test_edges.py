@@ -22,6 +22,7 @@ from lockfast.backends.sqlite import schema as sqlite_store
 from lockfast.engine import living
 from lockfast.primitives.limiter import rate_of
 from lockfast.testing import FakeClock
+from tests.scale import by_scale
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -175,7 +176,7 @@ def test_what_the_garbage_collector_ends_in_the_middle_of_a_verb_does_not_hang(u
         before = gc.get_threshold()
         gc.set_threshold(50, 2, 2)
         try:
-            for number in range(300):
+            for number in range(by_scale(300, soak=300, quick=60)):
                 observing = locks.election("lead").observe()
                 next(observing)
                 circle: list[Any] = [observing]
