@@ -16,6 +16,7 @@ import pytest
 import lockfast
 import lockfast.aio
 from lockfast.backends.postgres_table import requests
+from lockfast.backends.postgres_table.schema import CLASS
 from lockfast.errors import AcquireTimeout, BackendUnavailable
 from tests.servers.postgres_shared import HERE
 from tests.servers.postgres_tables import table
@@ -262,18 +263,36 @@ def test_the_first_caller_after_a_restart_in_an_open_transaction_delays_no_other
     assert psql.execute("SELECT count(DISTINCT started) FROM lockfast_life") == "1"
 
 
-def test_a_caller_after_a_restart_leaves_the_numbers_alone_that_another_one_has_just_set(psql: Psql) -> None:
-    """Other clients draw numbers meanwhile: to set the sequence again might set it back."""
-    behind = "floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint - last_value"
+def test_a_crash_right_after_the_numbers_were_set_brings_none_of_them_again(psql: Psql) -> None:
+    clock = "floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+    forgotten = int(psql.execute(f"SELECT setval('lockfast_fence', {clock})"))
+    given = int(psql.execute("SELECT max(nextval('lockfast_fence')) FROM generate_series(1, 100)"))
+    psql.execute("DELETE FROM lockfast_life")  # as a crash does
+    psql.execute(f"SELECT setval('lockfast_fence', {forgotten})")
+    psql.execute("SELECT lockfast_check_restart()")
+    assert int(psql.execute("SELECT nextval('lockfast_fence')")) > given
 
-    def left_alone() -> bool:
-        psql.execute("DELETE FROM lockfast_life")  # not committed yet by the other one
-        psql.execute(f"SELECT setval('lockfast_fence', last_value + {behind} - 50000) FROM lockfast_fence")
-        before = int(psql.execute("SELECT last_value FROM lockfast_fence"))
-        psql.execute("SELECT lockfast_check_restart()")
-        return int(psql.execute("SELECT last_value FROM lockfast_fence")) == before + 1
 
-    until(left_alone, "a check that came soon enough")
+def test_a_caller_after_a_restart_leaves_the_numbers_alone_that_another_one_has_set_meanwhile(
+    psql: Psql, url: str
+) -> None:
+    """Other clients draw numbers then: to set the sequence again might set it back."""
+    psql.execute("DELETE FROM lockfast_life")
+    psql.execute(f"BEGIN; SELECT pg_advisory_xact_lock({CLASS}, 2)")
+
+    def check() -> None:
+        with psycopg.connect(url, autocommit=True) as another:
+            another.execute("SELECT lockfast_check_restart()")
+
+    caller = threading.Thread(target=check, daemon=True)
+    caller.start()
+    here = "database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    blocked = f"SELECT count(*) FROM pg_locks WHERE NOT granted AND classid = {CLASS} AND objid = 2 AND {here}"
+    until(lambda: psql.execute(blocked) == "1", "the caller to wait for its turn")
+    ahead = int(psql.execute("SELECT setval('lockfast_fence', last_value + 3600000000) FROM lockfast_fence"))
+    psql.execute("COMMIT")
+    join(caller)
+    assert int(psql.execute("SELECT last_value FROM lockfast_fence")) == ahead + 1
 
 
 def test_an_extension_in_an_open_transaction_holds_up_only_its_own_name(psql: Psql, url: str) -> None:

@@ -20,23 +20,32 @@ RETURN coalesce(p_name <> '' AND length(p_name) <= 255 AND p_name !~ '[\x01-\x1f
 CREATE OR REPLACE FUNCTION @.lockfast_check_restart() RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
+    v_began bigint := floor(extract(epoch FROM clock_timestamp()) * 1000000);
     v_clock bigint;
+    v_number bigint;
 BEGIN
-    IF EXISTS (SELECT FROM @.lockfast_life
-               WHERE started = pg_postmaster_start_time() AND home = '@.lockfast_life'::regclass) THEN
-        RETURN true;
-    END IF;
-    BEGIN
-        PERFORM pg_advisory_xact_lock(LOCKFAST, RESTART);
-        v_clock := floor(extract(epoch FROM clock_timestamp()) * 1000000);
-        -- Else another caller has just been here. Callers after it draw numbers at any time, also between the next two
-        -- steps; so many of them would have to be drawn there for the sequence to be set back.
-        IF v_clock > nextval('@.lockfast_fence') + JUST_SET THEN
-            PERFORM setval('@.lockfast_fence', v_clock);
+    LOOP
+        IF EXISTS (SELECT FROM @.lockfast_life
+                   WHERE started = pg_postmaster_start_time() AND home = '@.lockfast_life'::regclass) THEN
+            RETURN true;
         END IF;
-        RAISE no_data_found;
-    EXCEPTION WHEN no_data_found THEN  -- which unlocks
-    END;
+        BEGIN
+            PERFORM pg_advisory_xact_lock(LOCKFAST, RESTART);
+            v_number := nextval('@.lockfast_fence');
+            v_clock := floor(extract(epoch FROM clock_timestamp()) * 1000000);
+            -- Callers that were checked before draw numbers at any time, also between the next two steps. So many of
+            -- them would have to be drawn there for the sequence to be set back.
+            IF v_clock > v_number + JUST_SET THEN
+                PERFORM setval('@.lockfast_fence', v_clock);
+            END IF;
+            RAISE no_data_found;
+        EXCEPTION WHEN no_data_found THEN  -- which unlocks
+        END;
+        -- Above our beginning: another caller has set the sequence since. Below it, that may have been before a crash
+        -- which forgot the numbers that were drawn then: time tells.
+        EXIT WHEN v_clock > v_number + JUST_SET OR v_number > v_began;
+        PERFORM pg_sleep(0.01);
+    END LOOP;
     INSERT INTO @.lockfast_life VALUES (pg_postmaster_start_time(), '@.lockfast_life'::regclass);
     IF current_setting('transaction_isolation') = 'read committed' THEN  -- else a concurrent one would be an error
         DELETE FROM @.lockfast_life WHERE ctid IN (
