@@ -7,41 +7,49 @@ import importlib
 import os
 import sys
 import tempfile
+import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
+from bench import page, plots, results
 from bench.harness import Finding, Setting
 from bench.peers import Missing
-from bench.report import draw, table, write_json
+from bench.questions import QUESTIONS
+from bench.report import misses, table
 
-QUESTIONS = (
-    *("uncontended", "contended", "memory", "keeper", "startup", "waiting", "promptness"),
-    *("redis_uncontended", "redis_asyncio", "redis_contended", "redis_keeper", "redis_server_cpu"),
-    "redlock",
-    *("postgres_table", "postgres_snapshot", "postgres_advisory"),
-)
-RESULTS = Path(__file__).parent / "results"
+Ask = Callable[[str, bool], list[Finding]]  # a question, quick or not
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """0, unless a question failed or, with --strict, a bound was not met."""
+def main(
+    arguments: list[str] | None = None, *, ask: Ask | None = None, show: Callable[[Path], None] | None = None
+) -> int:
+    """0; 1 if a question failed or, with --strict, a bound was not met; 2 if a package is not installed.
+
+    Tests ask and show something else.
+    """
     chosen = _parse(arguments)
     answers: dict[str, list[Finding]] = {}
-    failed = False
+    status = 0
     for question in chosen.only or QUESTIONS:
         print(f"… {question}", file=sys.stderr, flush=True)
+        started = time.monotonic()
         try:
-            answers[question] = _ask(question, chosen.quick)
+            answers[question] = (ask or _ask)(question, chosen.quick)
         except Missing as error:
-            print(f"bench: {error}", file=sys.stderr)
-            return 2
+            status = 2
+            print(f"bench: {question} is not answered: {error}", file=sys.stderr)
         except Exception:  # one question that cannot be answered does not take the others' answers away
-            failed = True
+            status = status or 1
             traceback.print_exc()
-    print(table(answers))
-    _keep(answers, chosen.out, "-".join(chosen.only or ["all"]) + ("-quick" if chosen.quick else ""))
-    missed = any(finding.within_bound is False for findings in answers.values() for finding in findings)
-    return 1 if failed or (chosen.strict and missed) else 0
+        else:
+            seconds = time.monotonic() - started
+            results.write(question, answers[question], chosen.out, quick=chosen.quick, seconds=seconds)
+    print(table(answers), misses(answers), sep="\n\n")
+    if answers:
+        (show or _show)(chosen.out)
+    missed = any(finding.miss for findings in answers.values() for finding in findings)
+    return status or int(chosen.strict and missed)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -49,8 +57,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=QUESTIONS, help="just this question; may be given again")
     parser.add_argument("--quick", action="store_true", help="fewer rounds and shorter windows: a first impression")
     parser.add_argument("--strict", action="store_true", help="exit 1 if a bound is not met")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and plot (default: %(default)s)")
-    return parser.parse_args(arguments)
+    parser.add_argument("--out", type=Path, help=f"folder for results; that of the page is {_shown(results.FOLDER)}")
+    chosen = parser.parse_args(arguments)
+    chosen.out = chosen.out or (results.QUICK_FOLDER if chosen.quick else results.FOLDER)
+    return chosen
 
 
 def _ask(question: str, quick: bool) -> list[Finding]:
@@ -59,11 +69,18 @@ def _ask(question: str, quick: bool) -> list[Finding]:
         return findings
 
 
-def _keep(answers: dict[str, list[Finding]], folder: Path, name: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(answers, folder / f"{name}.json")
-    draw(answers, folder / f"{name}.png")
-    print(f"kept in {os.path.relpath(folder)}: {name}.json and {name}.png")
+def _show(folder: Path) -> None:
+    """Draw what there is in the folder; if it is that of the page, the page shows it."""
+    kept = results.read(folder)
+    drawn = plots.draw(kept, folder)
+    print(f"kept in {_shown(folder)}, with {' and '.join(drawn) or 'no picture'}")
+    if folder.resolve() == results.FOLDER.resolve():
+        page.PAGE.write_text(page.updated(page.PAGE.read_text(), kept))
+        print(f"shown in {_shown(page.PAGE)}")
+
+
+def _shown(path: Path) -> str:
+    return os.path.relpath(path)
 
 
 if __name__ == "__main__":

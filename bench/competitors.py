@@ -2,7 +2,7 @@
 
 Decides: how competitors are started, commanded and read. Each notes for every hold when it asked, when it was
 granted and when it called release, on the clock that all processes of a host share.
-Leaves to each backend's file: which locks there are, and what the notes mean.
+Leaves to each backend's file: which locks there are. Leaves to `rounds`: what the notes mean.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 GUARD_S = 60.0  # seconds after which a process that does not report is given up
+_READY = "ready"
 
 Opened = Sequence[Mapping[str, AbstractContextManager[Any]]]  # for each thread, its lock of each kind
-Opener = Callable[..., AbstractContextManager[Opened]]
 
 
 class Task(NamedTuple):
@@ -29,8 +29,16 @@ class Task(NamedTuple):
     until: float
 
 
+OpenedTasks = Callable[[Task], "list[array[float]]"]  # carries out the whole stretch by itself
+Opener = Callable[..., AbstractContextManager[Opened | OpenedTasks]]
+
+
 class Competitors:
-    """Processes that stay connected from one stretch of time to the next. Each opens its own locks, by `opener`."""
+    """Processes that stay connected from one stretch of time to the next. Each opens its own locks, by `opener`.
+
+    Nothing is sent to a server before the first stretch, by any kind of lock, so that the first stretch of new
+    competitors shows the start-up of all kinds alike.
+    """
 
     def __init__(self, processes: int, opener: Opener, *args: object, preload: Sequence[str] = ()) -> None:
         context = multiprocessing.get_context("forkserver")  # they import once together, not each alone
@@ -45,6 +53,13 @@ class Competitors:
             self._workers.append(worker)
 
     def __enter__(self) -> Competitors:
+        try:
+            for pipe in self._pipes:
+                if _received(pipe, GUARD_S) != _READY:
+                    raise RuntimeError("a competing process did not start")
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def compete(self, kind: str, seconds: float, members: int | None = None) -> tuple[Task, list[array[float]]]:
@@ -54,7 +69,7 @@ class Competitors:
         task = Task(kind, begin, begin + seconds)
         for pipe in pipes:
             pipe.send(task)
-        return task, [notes for pipe in pipes for notes in _receive(pipe, seconds)]
+        return task, [notes for pipe in pipes for notes in _notes(pipe, seconds)]
 
     def __exit__(self, *_: object) -> None:
         for pipe in self._pipes:
@@ -64,10 +79,14 @@ class Competitors:
             worker.kill()  # only one that did not end by itself is still there to be killed
 
 
-def _receive(pipe: Connection, seconds: float) -> list[array[float]]:
-    if not pipe.poll(seconds + GUARD_S):
+def _received(pipe: Connection, seconds: float) -> Any:
+    if not pipe.poll(seconds):
         raise TimeoutError("a competing process did not report")
-    answer = pipe.recv()
+    return pipe.recv()
+
+
+def _notes(pipe: Connection, seconds: float) -> list[array[float]]:
+    answer = _received(pipe, seconds + GUARD_S)
     if isinstance(answer, str):
         raise RuntimeError(f"a competing process failed: {answer}")
     notes: list[array[float]] = answer
@@ -77,13 +96,17 @@ def _receive(pipe: Connection, seconds: float) -> list[array[float]]:
 def _serve(pipe: Connection, opener: Opener, args: tuple[object, ...]) -> None:
     """In a process of its own: follow commands until there are no more."""
     with opener(*args) as competitors:
+        pipe.send(_READY)
         while True:
             try:
                 task = pipe.recv()
             except EOFError:
                 return
             try:
-                pipe.send(_compete(task, [every[task.kind] for every in competitors]))
+                if callable(competitors):
+                    pipe.send(competitors(task))
+                else:
+                    pipe.send(_compete(task, [every[task.kind] for every in competitors]))
             except Exception:
                 pipe.send(traceback.format_exc())
 
@@ -98,7 +121,7 @@ def _compete(task: Task, locks: list[AbstractContextManager[Any]]) -> list[array
     for thread in threads:
         thread.join()
     if len(notes) < len(locks):
-        raise RuntimeError("a thread failed; what it said is on stderr")
+        raise RuntimeError("a thread failed; its traceback is on stderr")
     return notes
 
 

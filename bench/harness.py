@@ -1,6 +1,6 @@
 """How a figure is come by.
 
-Decides: that contenders take turns, that the median counts, and what a finding is.
+Decides: that contenders take turns, that the median counts, what a finding is and what a row of the page.
 Leaves to each question's file: what is measured, and against what. Leaves to `report`: how it is shown.
 
 Only ratios of one run mean anything on a machine that others use too: a busy second slows down both sides of a
@@ -10,7 +10,7 @@ round, so each round gives its own ratio and the median of these is the answer.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
@@ -32,6 +32,39 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class Work:
+    """The same work done by us, by the least that could do it, by the fastest released package: a row of the page."""
+
+    name: str
+    unit: str  # of the next three: a rate such as cycles/s, of which more is better, or a time
+    ours: float
+    floor: float | None = None
+    peer: float | None = None
+    best_peer: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        unit: str,
+        figures: Mapping[str, float],
+        *,
+        ours: str,
+        floor: str = "",
+        peers: Iterable[str] = (),
+    ) -> Work:
+        """From the contenders' figures by name. The best peer is the fastest of those that were measured."""
+        fastest = max if is_rate(unit) else min
+        best = fastest((peer for peer in peers if peer in figures), key=figures.__getitem__, default="")
+        return cls(name, unit, figures[ours], figures.get(floor), figures.get(best), best)
+
+
+def is_rate(unit: str) -> bool:
+    """Whether more of it is better."""
+    return unit.endswith("/s")
+
+
+@dataclass(frozen=True)
 class Finding:
     """One answer. Without a bound it is there to be read beside the others."""
 
@@ -42,6 +75,10 @@ class Finding:
     at_least: float | None = None
     spread: tuple[float, float] | None = None  # quartiles over the rounds
     detail: dict[str, Any] = field(default_factory=dict)  # only for the JSON
+    work: Work | None = (
+        None  # the row of the page that it belongs to; without one it is a row by itself if it is bounded
+    )
+    against: str = ""  # of a ratio: `at_most` times its time, or `at_least` times as fast
 
     @property
     def within_bound(self) -> bool | None:
@@ -53,12 +90,14 @@ class Finding:
         return None
 
     @property
-    def strain(self) -> float | None:
-        """Which part of its bound the value uses up: 1 is just met, 0.5 has half of it to spare."""
-        part, whole = (self.value, self.at_most) if self.at_most is not None else (self.at_least, self.value)
-        if part is None or whole is None:
-            return None
-        return part / whole if whole else (float("inf") if part else 0.0)
+    def miss(self) -> str:
+        """By how much the bound was missed, in words; empty if it was not."""
+        bound = self.at_most if self.at_most is not None else self.at_least
+        if bound is None or self.within_bound:
+            return ""
+        if bound == 0:
+            return f"missed by {self.value:g}"
+        return f"missed by {abs(self.value - bound) / abs(bound):.0%}".replace("%", " %")
 
 
 def take_turns(contenders: Mapping[str, Callable[[], float]], rounds: int) -> Samples:
@@ -98,9 +137,18 @@ def ratio(
     *,
     at_most: float | None = None,
     at_least: float | None = None,
+    work: Work | None = None,
 ) -> Finding:
     """How many times `to` the contender `of` takes: the median of the rounds' own ratios."""
     ratios = [ours / theirs for ours, theirs in zip(samples[of], samples[to], strict=True)]
     microseconds = {name: round(median(values) * 1e6, 3) for name, values in samples.items()}
     detail = {"median_us": microseconds, "ratios": [round(value, 4) for value in ratios]}
-    return Finding(what, median(ratios), "×", at_most, at_least, quartiles(ratios), detail)
+    against = to if of.startswith("lockfast") else of
+    return Finding(what, median(ratios), "×", at_most, at_least, quartiles(ratios), detail, work, against)
+
+
+def work_of(name: str, samples: Samples, *, floor: str = "", peers: Iterable[str] = (), rate: bool = False) -> Work:
+    """The row of what took turns: medians, in µs a cycle or, as a `rate`, in cycles a second."""
+    medians = {contender: median(values) for contender, values in samples.items()}
+    figures = {contender: 1 / value if rate else value * 1e6 for contender, value in medians.items()}
+    return Work.of(name, "cycles/s" if rate else "µs", figures, ours="lockfast", floor=floor, peers=peers)

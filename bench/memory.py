@@ -10,10 +10,11 @@ import asyncio
 import threading
 import time
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from statistics import median
 from typing import Any
 
 import lockfast
-from bench.harness import Finding, Setting, ratio, take_turns
+from bench.harness import Finding, Samples, Setting, Work, quartiles, ratio, take_turns
 
 
 def run(setting: Setting) -> list[Finding]:
@@ -35,10 +36,20 @@ def run(setting: Setting) -> list[Finding]:
             rounds,
         )
         runner.run(alocks.close())
+    work = _work("memory, `with lock: pass`", samples, "lockfast", "threading.Lock")
+    awork = _work("memory, `async with lock: pass`", asamples, "lockfast.aio", "asyncio.Lock")
+    engine = [seconds * 1e6 for seconds in samples["lockfast"]]
     return [
-        ratio("memory `with lock` / threading.Lock", samples, "lockfast", "threading.Lock", at_most=60),
-        ratio("memory `async with lock` / asyncio.Lock", asamples, "lockfast.aio", "asyncio.Lock", at_most=40),
+        Finding("the engine alone: `with lock` on memory", median(engine), "µs", 7, None, quartiles(engine), work=work),
+        ratio("memory `with lock` / threading.Lock", samples, "lockfast", "threading.Lock", at_most=60, work=work),
+        ratio(
+            "memory `async with lock` / asyncio.Lock", asamples, "lockfast.aio", "asyncio.Lock", at_most=40, work=awork
+        ),
     ]
+
+
+def _work(name: str, samples: Samples, ours: str, floor: str) -> Work:
+    return Work.of(name, "µs", {who: median(taken) * 1e6 for who, taken in samples.items()}, ours=ours, floor=floor)
 
 
 def _enter(lock: AbstractContextManager[Any], cycles: int) -> float:

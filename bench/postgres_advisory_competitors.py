@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import psycopg
 
@@ -32,10 +32,14 @@ class _Bare:
     """The pair of statements, as a context manager."""
 
     def __init__(self, url: str) -> None:
-        self._cursor = psycopg.connect(url, autocommit=True).cursor()
+        self._url = url
+        self._cursor: psycopg.Cursor[Any] | None = None
 
     def __enter__(self) -> None:
+        if self._cursor is None:
+            self._cursor = psycopg.connect(self._url, autocommit=True).cursor()
         self._cursor.execute("SELECT pg_advisory_lock(%s)", (4711,)).fetchone()
 
     def __exit__(self, *_: object) -> None:
+        assert self._cursor is not None
         self._cursor.execute("SELECT pg_advisory_unlock(%s)", (4711,)).fetchone()

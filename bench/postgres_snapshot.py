@@ -17,11 +17,10 @@ from tests.servers.postgres import PostgresServer
 
 import lockfast
 from bench.harness import Finding, Setting, per_cycle
-from bench.postgres_table_floor import prepare
+from bench.postgres_table_floor import NOT_DURABLE, prepare
 
 THREADS = 8
 LEASES = 20_000
-_SETTINGS = {"shared_buffers": "128MB", "max_wal_size": "1GB", "synchronous_commit": "off"}
 _FILL = """INSERT INTO distributed_locks (lock_name, holder_id, expires_at, claim, fence)
     SELECT 'other-' || n, 'h', clock_timestamp() + interval '1 hour', 'o' || n, n FROM generate_series(1, %s) AS n"""
 
@@ -29,13 +28,13 @@ _FILL = """INSERT INTO distributed_locks (lock_name, holder_id, expires_at, clai
 def run(setting: Setting) -> list[Finding]:
     """Findings for `python -m bench --only postgres_snapshot`."""
     cycles = setting.scaled(20_000, 4_000)
-    with PostgresServer(_SETTINGS) as server:
+    with PostgresServer(NOT_DURABLE) as server:
         prepare(server.url)
         found = [
             _beside_a_snapshot(server, "one thread", _alone, cycles),
             _beside_a_snapshot(server, f"{THREADS} threads that want one lock", _contended, cycles),
         ]
-    with PostgresServer(_SETTINGS) as server:
+    with PostgresServer(NOT_DURABLE) as server:
         prepare(server.url)
         return [*found, _with_many_leases(server, setting.scaled(1000, 200))]
 

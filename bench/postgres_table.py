@@ -1,9 +1,7 @@
-"""PostgreSQL's lock table: what does acquire + release cost, how many locks can one process take a second, and how fast
-does a lock go from hand to hand?
+"""PostgreSQL's lock table: what does acquire + release cost, and how many locks can one process take a second?
 
 Alone and durable: each commit waits for the disk, for us and for the floor, which is two bare functions that upsert and
-delete one row. Two hundred tasks on distinct locks: against one statement for each request. 32 that want one lock: with
-synchronous_commit off, as threads and tasks of one process, and spread over four processes.
+delete one row. Two hundred tasks on distinct locks: against one statement for each request.
 """
 
 from __future__ import annotations
@@ -14,28 +12,21 @@ from statistics import median
 from tests.servers.postgres import PostgresServer
 
 import lockfast
-from bench.harness import Finding, Samples, Setting, per_cycle, quartiles, ratio, take_turns
+from bench.harness import Finding, Samples, Setting, per_cycle, ratio, take_turns, work_of
 from bench.postgres_advisory_peers import Cycle, peers
-from bench.postgres_table_competitors import WAYS, Stretch, compete, connections
-from bench.postgres_table_floor import bare_functions, distributed_pg_lock, one_by_one, prepare, round_trip
+from bench.postgres_table_floor import DURABLE, bare_functions, distributed_pg_lock, one_by_one, prepare
 from bench.redis_server import one_core
-from lockfast.backends.postgres_table.io.batching import MAX_CONNECTIONS, MAX_SPARE
 
 TASKS = 200
-WAITERS = 32
-MAX_BATCH = MAX_CONNECTIONS + MAX_SPARE + 1  # connections: one of them listens
-_ROOM = {"max_connections": "200", "shared_buffers": "128MB", "max_wal_size": "1GB"}
-_DURABLE = {**_ROOM, "fsync": "on"}
+ALONE, TEN = "one statement each, one connection", "one statement each, a pool of ten"
+KEEPS = "distributed-pg-lock"  # the peer that keeps its locks in a table too
 
 
 def run(setting: Setting) -> list[Finding]:
     """Findings for `python -m bench --only postgres_table`."""
-    with PostgresServer(_DURABLE) as server:
+    with PostgresServer(DURABLE) as server:
         prepare(server.url)
-        found = [*_alone(server, setting), *_many_tasks(server, setting)]
-    with PostgresServer({**_ROOM, "synchronous_commit": "off"}) as server:
-        prepare(server.url)
-        return [*found, *_contended(server, setting)]
+        return [*_alone(server, setting), *_many_tasks(server, setting)]
 
 
 def _alone(server: PostgresServer, setting: Setting) -> list[Finding]:
@@ -52,8 +43,10 @@ def _alone(server: PostgresServer, setting: Setting) -> list[Finding]:
         samples = _measured(two, 4, rounds)  # short turns: the disk has its moods
         beside = _measured({"lockfast": ours, **others}, 10, rounds // 5)
     what = "table acquire+release, durable"
+    stored = {"lockfast": samples["lockfast"], "floor": samples["floor"], **{peer: beside[peer] for peer in others}}
+    work = work_of("PostgreSQL table, acquire + release, durable", stored, floor="floor", peers=[KEEPS])
     return [
-        ratio(f"{what} / two bare durable functions", samples, "lockfast", "floor", at_most=1.3),
+        ratio(f"{what} / two bare durable functions", samples, "lockfast", "floor", at_most=1.3, work=work),
         *[ratio(f"{_described(peer)} / {what}", beside, peer, "lockfast") for peer in others],
         Finding(what, median(samples["lockfast"]) * 1e6, "µs"),
         Finding("two bare durable functions", median(samples["floor"]) * 1e6, "µs"),
@@ -66,7 +59,7 @@ def _measured(contenders: dict[str, Cycle], cycles: int, rounds: int) -> Samples
 
 
 def _described(peer: str) -> str:
-    return peer if peer == "distributed-pg-lock" else f"{peer} (advisory: nothing is kept)"
+    return peer if peer == KEEPS else f"{peer} (advisory: nothing is kept)"
 
 
 def _many_tasks(server: PostgresServer, setting: Setting) -> list[Finding]:
@@ -81,7 +74,7 @@ def _many_tasks(server: PostgresServer, setting: Setting) -> list[Finding]:
                     async with mine[number]:
                         pass
 
-                contenders = {"lockfast": (ours, 20), "one connection": (alone, 2), "a pool of ten": (ten, 2)}
+                contenders = {"lockfast": (ours, 20), ALONE: (alone, 2), TEN: (ten, 2)}
                 samples: Samples = {name: [] for name in contenders}
                 for turn in range(rounds + 1):
                     for name, (cycle, times) in contenders.items():
@@ -92,9 +85,12 @@ def _many_tasks(server: PostgresServer, setting: Setting) -> list[Finding]:
 
     samples = asyncio.run(measured())
     what = f"table, {TASKS} tasks: cycles/s / one statement per request"
+    work = work_of(
+        f"PostgreSQL table, {TASKS} tasks on distinct locks", samples, floor="", peers=[ALONE, TEN], rate=True
+    )
     return [
-        ratio(f"{what}, one connection", samples, "one connection", "lockfast", at_least=10),
-        ratio(f"{what}, a pool of ten", samples, "a pool of ten", "lockfast"),
+        ratio(f"{what}, one connection", samples, ALONE, "lockfast", at_least=10, work=work),
+        ratio(f"{what}, a pool of ten", samples, TEN, "lockfast"),
         *[Finding(f"table, {TASKS} tasks: {name}", 1 / median(samples[name]), "cycles/s") for name in samples],
     ]
 
@@ -110,25 +106,3 @@ async def _together(cycle: object, times: int) -> float:
     started = loop.time()
     await asyncio.gather(*(repeat(number) for number in range(TASKS)))
     return (loop.time() - started) / times / TASKS
-
-
-def _contended(server: PostgresServer, setting: Setting) -> list[Finding]:
-    seconds, rounds = float(setting.scaled(3, 1)), setting.scaled(5, 2)
-    seen: dict[str, list[Stretch]] = {way: [] for way in WAYS}
-    trips: list[float] = []
-    for _ in range(rounds):
-        trips.append(per_cycle(round_trip(server.url), 300))
-        for way in WAYS:
-            seen[way].append(compete(way, server.url, WAITERS, seconds))
-    found = []
-    for way, stretches in seen.items():
-        speeds, jains = [one.per_second for one in stretches], [one.jain for one in stretches]
-        name = f"table, {WAITERS} {way}"
-        found += [
-            Finding(f"{name}: hand-overs/s", median(speeds), "/s", None, 1000, quartiles(speeds)),
-            Finding(f"{name}: Jain index", median(jains), "", None, 0.99, quartiles(jains)),
-        ]
-    counted = {waiters: connections(server.url, waiters) for waiters in (2, 8, 32, 128)}
-    what = "table: connections of a process in which 128 wait"
-    found.append(Finding("a round trip of SELECT 1 meanwhile, to read the hand-overs by", median(trips) * 1e6, "µs"))
-    return [*found, Finding(what, counted[128], "", at_most=MAX_BATCH, detail={"connections": counted})]

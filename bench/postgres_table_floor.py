@@ -10,7 +10,7 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 
@@ -18,6 +18,9 @@ from bench.peers import Missing, need
 from bench.postgres_advisory_peers import Cycle
 from lockfast.backends.postgres_table.schema import script
 
+ROOM: Final = {"max_connections": "200", "shared_buffers": "128MB", "max_wal_size": "1GB"}  # settings of a server
+DURABLE: Final = {**ROOM, "fsync": "on"}
+NOT_DURABLE: Final = {**ROOM, "synchronous_commit": "off"}  # no commit waits for the disk, which would hide the rest
 _BARE = """
 CREATE TABLE bare (name varchar(255) PRIMARY KEY, holder text, acquired_at timestamptz, expires_at timestamptz,
     metadata jsonb, fence bigint);

@@ -2,7 +2,8 @@
 
 One task takes one lock again and again, sharing a core with the server, as in `redis_uncontended`; once more where the
 kernel likes to run them, when both sides of the ratio also wait for a core to wake up. The thousand tasks
-take a lock each, all different, so none waits for another: the question is what one process can ask of one server.
+take a lock each, all different, so none waits for another: the question is what one process can ask of one server. They
+are asked in asyncio's own loop and in uvloop, us, redis-py and the floor alike.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from statistics import median
 from tests.servers.server import Server
 
 from bench import redis_async_peers as peers
-from bench.harness import Finding, Samples, Setting, ratio, take_turns
+from bench.harness import Finding, Samples, Setting, Work, ratio, take_turns, work_of
 from bench.peers import need
+from bench.redis_async_floor import floor
 from bench.redis_async_peers import Cycle, Opener
 from bench.redis_peers import skip_peer
 from bench.redis_server import one_core
@@ -31,9 +33,11 @@ _ONE: dict[str, Opener] = {
     "coredis": peers.coredis,
     "aioredlock": peers.aioredlock,
 }
-_MUST_RUN = ("lockfast", "redis-py Lock")  # without these a bound would be missing, and nothing would say so
-_APART = {name: _ONE[name] for name in _MUST_RUN}
-_MANY = {**_ONE, "redis-py Lock, pool of 100": peers.redis_py_100}
+OURS, PEER, FLOOR = "lockfast", "redis-py Lock", "floor"
+_MUST_RUN = (OURS, PEER, FLOOR)  # without these a bound would be missing, and nothing would say so
+_APART = {name: _ONE[name] for name in (OURS, PEER)}
+_MANY = {**_ONE, "redis-py Lock, pool of 100": peers.redis_py_100, FLOOR: floor}
+_LOOPS = ("", ", uvloop")  # what follows a contender's name in each loop
 
 
 def run(setting: Setting) -> list[Finding]:
@@ -43,41 +47,66 @@ def run(setting: Setting) -> list[Finding]:
             one = _measured(redis.port, _ONE, 1, setting.scaled(100, 50), setting.scaled(61, 31))
         apart = _measured(redis.port, _APART, 1, setting.scaled(100, 50), setting.scaled(61, 31))
         many = _measured(redis.port, _MANY, TASKS, 4, setting.scaled(9, 3))
+    return [*_of_one(one, apart), *[found for loop in _LOOPS for found in _of_many(many, loop)], *_each(many)]
+
+
+def _of_one(one: Samples, apart: Samples) -> list[Finding]:
+    others = [name for name in one if not name.startswith(OURS)]
+    work = work_of("Redis, one asyncio task, one core", one, peers=others)
     return [
         *[
-            ratio(f"asyncio, one task: {name} / lockfast", one, name, "lockfast", at_least=_bound(name, 2.5))
-            for name in one
-            if name not in ("lockfast", "lockfast, uvloop")
+            ratio(
+                f"asyncio, one task: {name} / {OURS}",
+                one,
+                name,
+                OURS,
+                at_least=2.5 if name == PEER else None,
+                work=work,
+            )
+            for name in others
         ],
-        ratio("asyncio, one task, not on one core: redis-py Lock / lockfast", apart, "redis-py Lock", "lockfast"),
-        *[Finding(f"asyncio, one task: {name}", median(one[name]) * 1e6, "µs") for name in _own(one)],
+        ratio(f"asyncio, one task, not on one core: {PEER} / {OURS}", apart, PEER, OURS),
+        *[Finding(f"asyncio, one task: {name}", median(one[name]) * 1e6, "µs") for name in one if name not in others],
+    ]
+
+
+def _of_many(many: Samples, loop: str) -> list[Finding]:
+    ours, bare, named = f"{OURS}{loop}", f"{FLOOR}{loop}", f"{TASKS:,} tasks{loop}"
+    others = [
+        name for name in many if name.split(", ")[0] not in (OURS, FLOOR) and name.endswith(", uvloop") == bool(loop)
+    ]
+    rates = {name: 1 / median(values) for name, values in many.items()}
+    work = Work.of(
+        f"Redis, {TASKS:,} asyncio tasks{loop}, distinct locks", "cycles/s", rates, ours=ours, floor=bare, peers=others
+    )
+    return [
+        ratio(f"{named}: {OURS}'s cycles/s / {FLOOR}'s", many, bare, ours, at_least=0.4, work=work),
         *[
-            ratio(f"1,000 tasks: lockfast's cycles/s / {name}'s", many, name, "lockfast", at_least=_bound(name, 15))
-            for name in many
-            if name not in ("lockfast", "lockfast, uvloop")
+            ratio(f"{named}: {OURS}'s cycles/s / {name}'s", many, name, ours, at_least=_bound(name, 15), work=work)
+            for name in others
         ],
-        *[Finding(f"1,000 tasks: {name}", 1 / median(many[name]), "cycles/s") for name in many],
     ]
 
 
 def _bound(name: str, bound: float) -> float | None:
-    return bound if name.startswith("redis-py Lock") else None
+    return bound if name.startswith(PEER) else None
 
 
-def _own(samples: Samples) -> list[str]:
-    return [name for name in samples if name.startswith("lockfast")]
+def _each(many: Samples) -> list[Finding]:
+    return [Finding(f"{TASKS:,} tasks: {name}", 1 / median(many[name]), "cycles/s") for name in many]
 
 
 def _measured(port: int, openers: dict[str, Opener], tasks: int, cycles: int, rounds: int) -> Samples:
     """Seconds a cycle."""
+    in_uvloop = [(f"{name}, uvloop", openers[name]) for name in _MUST_RUN if name in openers]
     with ExitStack() as stack:
         contenders = {}
-        for name, opener in [*openers.items(), ("lockfast, uvloop", openers["lockfast"])]:
+        for name, opener in [*openers.items(), *in_uvloop]:
             try:
-                contender = _Contender(opener, port, tasks, "uvloop" if "uvloop" in name else "asyncio")
+                contender = _Contender(opener, port, tasks, "uvloop" if name.endswith("uvloop") else "asyncio")
                 contenders[name] = stack.enter_context(contender)
             except Exception as error:
-                if name in _MUST_RUN:
+                if name.split(",")[0] in _MUST_RUN:
                     raise
                 skip_peer(name, error)
         return take_turns({name: (lambda c=c: c.turn(cycles)) for name, c in contenders.items()}, rounds)  # type: ignore[misc]

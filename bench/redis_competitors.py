@@ -1,6 +1,6 @@
 """Processes that want one Redis lock all the time: ours, those of peers, and a floor.
 
-Decides: which locks compete. Leaves to `competitors`: the processes. Leaves to `redis_contended`: what the notes mean.
+Decides: which locks compete. Leaves to `competitors`: the processes. Leaves to `rounds`: what the notes mean.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ from typing import Any, Literal
 import lockfast
 from bench.competitors import Competitors, Opened
 from bench.peers import need
-from bench.redis_floor import Token
+from bench.redis_floor import Queue
 from bench.redis_peers import LEASE_S
 
-Kind = Literal["lockfast", "python-redis-lock", "redis-py Lock", "bare BLPOP"]
+Kind = Literal["lockfast", "bare queue", "python-redis-lock", "redis-py Lock"]
 
 
-def redis_competitors(port: int, processes: int, threads: int = 1) -> Competitors:
-    """`processes` times `threads` competitors."""
-    name = f"bench:{processes}x{threads}"
-    Token.mint(port, name)
+def redis_competitors(port: int, processes: int, name: str, threads: int = 1) -> Competitors:
+    """`processes` times `threads` competitors for one name. None of them connects before it first wants its lock."""
     return Competitors(processes, _opened, port, name, threads, preload=("redis", "redis_lock"))
 
 
@@ -35,7 +33,7 @@ def _of_one_thread(locks: lockfast.Locks, port: int, name: str) -> dict[str, Abs
     client = need("redis").Redis(port=port, socket_timeout=None)  # by default it gives up waiting after 5 s
     return {
         "lockfast": locks.lock(name),
+        "bare queue": Queue(port, name),
         "python-redis-lock": need("redis_lock").Lock(client, name, expire=LEASE_S),
         "redis-py Lock": client.lock(f"{name}:redis-py", timeout=LEASE_S),
-        "bare BLPOP": Token(port, name),
     }

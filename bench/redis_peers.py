@@ -21,7 +21,7 @@ AsyncCycle = Callable[[], Awaitable[None]]
 
 def blocking_peers(port: int) -> dict[str, Cycle]:
     """By name, those that ran once without an error."""
-    makers = {"pottery": _pottery, "redlock-ng": _redlock_ng, "sherlock": _sherlock}
+    makers = {"pottery": _pottery, "sherlock": _sherlock}
     peers = {"redis-py Lock": _redis_py(port), "python-redis-lock": _python_redis_lock(port)}
     for name, make in makers.items():
         try:
@@ -52,11 +52,6 @@ def _pottery(port: int) -> Cycle:
     client = need("redis").Redis(port=port)
     lock = need("pottery").Redlock(key="bench:pottery", masters={client}, auto_release_time=LEASE_S)
     return held(lock)
-
-
-def _redlock_ng(port: int) -> Cycle:
-    manager = need("redlock").Redlock([f"redis://127.0.0.1:{port}/0"])
-    return lambda: manager.release(_taken(manager.acquire("bench:redlock-ng", LEASE_S * 1000)))
 
 
 def _sherlock(port: int) -> Cycle:

@@ -12,7 +12,7 @@ from statistics import median
 from tests.servers.server import Server
 
 import lockfast
-from bench.harness import Finding, Samples, Setting, ratio, take_turns
+from bench.harness import Finding, Samples, Setting, ratio, take_turns, work_of
 from bench.redis_floor import floor
 from bench.redis_peers import Cycle, held
 from bench.redis_server import counted, one_core
@@ -35,8 +35,9 @@ def run(setting: Setting) -> list[Finding]:
             },
             rounds,
         )
+    work = work_of("Redis, the server's time for a cycle", samples, floor="floor")
     return [
-        ratio("server CPU of a cycle / SET and compare-and-delete", samples, "lockfast", "floor", at_most=3),
+        ratio("server CPU of a cycle / SET and compare-and-delete", samples, "lockfast", "floor", at_most=3, work=work),
         *[_each(name, samples) for name in samples],
     ]
 

@@ -1,4 +1,4 @@
-"""A quorum of three and of five servers: what does acquire + release cost, a dead minority, and contention?
+"""A quorum of three and of five servers: what does acquire + release cost, and with a dead minority?
 
 It is asked twice. On one core, which client and servers share, a cycle is the work of all and nothing else. Apart,
 the servers have a core of their own: then a client that asks them one after another waits for each of them, as
@@ -10,24 +10,22 @@ client. Peers use clients that are connected already.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from statistics import median
-from threading import Thread
-from typing import Any
 
 import hiredis
 from tests.servers.server import HOST, Server
 
 import lockfast
-from bench.harness import Finding, Setting, per_cycle, ratio, take_turns
+from bench import redlock_ng
+from bench.harness import Finding, Setting, per_cycle, ratio, take_turns, work_of
 from bench.peers import need
-from bench.redis_floor import _DELETE_IF_OURS, _OURS, _connected, _packed
-from bench.redis_peers import LEASE_S, Cycle, _taken, held, skip_peer
+from bench.redis_floor import DELETE_IF_OURS, OURS, connected, packed, script_sha
+from bench.redis_peers import LEASE_S, Cycle, held
 from bench.redis_server import one_core
 from lockfast.backends.redis.io.resp import call, command
 from lockfast.backends.redis.requests import script, source
@@ -39,7 +37,6 @@ def run(setting: Setting) -> list[Finding]:
     for size in (3, 5):
         for where, placed in {"on one core": one_core, "apart": _apart}.items():
             findings += _measure(size, where, placed, setting)
-        findings += _contended(f"{size} servers", size, setting)
     return findings
 
 
@@ -68,28 +65,29 @@ def _measure(
         for server in servers:
             stack.enter_context(placed(server.pid))
         ports = [server.port for server in servers]
-        whole = stack.enter_context(lockfast.connect(_url(ports)))
-        maimed = stack.enter_context(lockfast.connect(_url([*ports[: size // 2 + 1], *_nobody(size - size // 2 - 1)])))
-        peers = _peers(ports)
+        whole = stack.enter_context(lockfast.connect(url_of(ports)))
+        maimed = stack.enter_context(
+            lockfast.connect(url_of([*ports[: size // 2 + 1], *_nobody(size - size // 2 - 1)]))
+        )
+        apart = stack.enter_context(redlock_ng.redlock_ng(ports))
         contenders: dict[str, Cycle] = {
             "lockfast": held(whole.lock("bench")),
             "floor": _fan_out(ports),
             "same words": _same_words(ports),
             "minority dead": held(maimed.lock("bench:maimed")),
-            **peers,
+            "pottery": _pottery(ports),
         }
         contenders["minority dead"]()  # the first time costs what it costs
-        samples = take_turns(
-            {name: lambda cycle=cycle: per_cycle(cycle, cycles) for name, cycle in contenders.items()},  # type: ignore[misc]
-            rounds,
-        )
+        turns = {name: lambda cycle=cycle: per_cycle(cycle, cycles) for name, cycle in contenders.items()}
+        samples = take_turns({**turns, redlock_ng.NAME: lambda: apart(cycles)}, rounds)
     title = f"{size} servers {where}"
+    work = work_of(f"Redlock, {title}, acquire + release", samples, floor="floor", peers=_BOUNDS)
     return [
-        ratio(f"{title}: acquire+release / bare fan-out", samples, "lockfast", "floor", at_most=1.6),
+        ratio(f"{title}: acquire+release / bare fan-out", samples, "lockfast", "floor", at_most=1.6, work=work),
         ratio(f"{title}: acquire+release / bare fan-out of the same scripts", samples, "lockfast", "same words"),
         *[
-            ratio(f"{title}: {peer} / acquire+release", samples, peer, "lockfast", at_least=_BOUNDS[peer])
-            for peer in peers
+            ratio(f"{title}: {peer} / acquire+release", samples, peer, "lockfast", at_least=_BOUNDS[peer], work=work)
+            for peer in _BOUNDS
         ],
         ratio(f"{title}: with a dead minority / without", samples, "minority dead", "lockfast"),
         Finding(f"{title}: acquire+release", median(samples["lockfast"]) * 1e6, "µs"),
@@ -98,37 +96,10 @@ def _measure(
     ]
 
 
-def _contended(title: str, size: int, setting: Setting) -> list[Finding]:
-    """32 threads of four clients that want one name all the time."""
-    each = setting.scaled(20, 6)
-    with ExitStack() as stack:
-        ports = [stack.enter_context(Server()).port for _ in range(size)]
-        clients = [stack.enter_context(lockfast.connect(_url(ports))) for _ in range(4)]
-        waits: list[float] = []
-
-        def work(locks: lockfast.Locks) -> None:
-            for _ in range(each):
-                asked = time.monotonic()
-                with locks.lock("contended", ttl=LEASE_S):
-                    waits.append(time.monotonic() - asked)
-
-        threads = [Thread(target=work, args=(clients[number % 4],)) for number in range(32)]
-        started = time.monotonic()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        took = time.monotonic() - started
-    return [
-        Finding(f"{title}: 32 contenders", len(waits) / took, "hand-overs/s"),
-        Finding(f"{title}: 32 contenders, the longest wait", max(waits), "s"),
-    ]
+_BOUNDS = {redlock_ng.NAME: 3.0, "pottery": 6.0}
 
 
-_BOUNDS = {"redlock-ng": 3.0, "pottery": 6.0}
-
-
-def _url(ports: list[int]) -> str:
+def url_of(ports: list[int]) -> str:
     return f"redlock://{','.join(f'{HOST}:{port}' for port in ports)}/0?rejoin=0"
 
 
@@ -144,13 +115,13 @@ def _nobody(number: int) -> list[int]:
 
 
 def _fan_out(ports: list[int]) -> Cycle:
-    lines = [_connected(port) for port in ports]
-    sha = hashlib.sha1(_DELETE_IF_OURS, usedforsecurity=False).hexdigest().encode()
+    lines = [connected(port) for port in ports]
+    sha = script_sha(DELETE_IF_OURS)
     for line in lines:
-        line.sendall(_packed(b"SCRIPT", b"LOAD", _DELETE_IF_OURS))
+        line.sendall(packed(b"SCRIPT", b"LOAD", DELETE_IF_OURS))
         line.recv(4096)
-    take = _packed(b"SET", b"bench:floor", _OURS, b"NX", b"PX", b"30000")
-    give_back = _packed(b"EVALSHA", sha, b"1", b"bench:floor", _OURS)
+    take = packed(b"SET", b"bench:floor", OURS, b"NX", b"PX", b"30000")
+    give_back = packed(b"EVALSHA", sha, b"1", b"bench:floor", OURS)
 
     def cycle() -> None:
         for request, size in ((take, 5), (give_back, 4)):
@@ -164,19 +135,19 @@ def _fan_out(ports: list[int]) -> Cycle:
 
 
 def _same_words(ports: list[int]) -> Cycle:
-    lines = [(_connected(port), hiredis.Reader()) for port in ports]
+    lines = [(connected(port), hiredis.Reader()) for port in ports]
     for line, _ in lines:
         for name in ("redlock/vote_quick", "release_quick"):
             line.sendall(command("SCRIPT", "LOAD", source(name)))
             line.recv(4096)
     key, record, lives = "lockfast:{bench:same}:held", " 30000000 x 0 bench ", 30_000
-    give_back = call(script("release_quick"), [key], [_OURS])
+    give_back = call(script("release_quick"), [key], [OURS])
     fence = time.time_ns() // 1000
 
     def cycle() -> None:
         nonlocal fence
         fence += 1
-        take = call(script("redlock/vote_quick"), [key], [_OURS, record, lives, fence])
+        take = call(script("redlock/vote_quick"), [key], [OURS, record, lives, fence])
         for request, wanted in ((take, b"%d" % fence), (give_back, 1)):
             for line, _ in lines:
                 line.sendall(request)
@@ -186,23 +157,6 @@ def _same_words(ports: list[int]) -> Cycle:
                     raise RuntimeError("the floor's lock was not free, or no longer its own")
 
     return cycle
-
-
-def _peers(ports: list[int]) -> dict[str, Cycle]:
-    peers: dict[str, Cycle] = {}
-    for name, make in {"redlock-ng": _redlock_ng, "pottery": _pottery}.items():
-        try:
-            peers[name] = make(ports)
-            peers[name]()
-        except Exception as error:
-            skip_peer(name, error)
-            peers.pop(name, None)
-    return peers
-
-
-def _redlock_ng(ports: list[int]) -> Cycle:
-    manager: Any = need("redlock").Redlock([f"redis://{HOST}:{port}/0" for port in ports])
-    return lambda: manager.release(_taken(manager.acquire("bench:redlock-ng", LEASE_S * 1000)))
 
 
 def _pottery(ports: list[int]) -> Cycle:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import lockfast
-from bench.harness import Finding, Setting, per_cycle, ratio, take_turns
+from bench.harness import Finding, Setting, per_cycle, ratio, take_turns, work_of
 from bench.peers import need
 
 _UPSERT = (
@@ -52,9 +52,10 @@ def run(setting: Setting) -> list[Finding]:
             rounds,
         )
         runner.run(alocks.close())
+    work = work_of("SQLite, acquire + release", samples, floor="two upserts", peers=["filelock"])
     return [
-        ratio("SQLite acquire+release / two bare upserts", samples, "lockfast", "two upserts", at_most=2.5),
-        ratio("SQLite acquire+release / filelock", samples, "lockfast", "filelock", at_most=1.0),
+        ratio("SQLite acquire+release / two bare upserts", samples, "lockfast", "two upserts", at_most=2.5, work=work),
+        ratio("SQLite acquire+release / filelock", samples, "lockfast", "filelock", at_most=1.0, work=work),
         ratio("the same in asyncio / two bare upserts", asamples, "lockfast.aio", "two upserts"),
     ]
 
