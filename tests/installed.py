@@ -1,6 +1,7 @@
 """Install a built wheel or sdist into an empty environment and use it there: `python -m tests.installed dist/*`.
 
-Decides: what a distribution must contain, and what must work with no dependency and with the extra `cli`.
+Decides: what a distribution must contain, and what must work with no dependency, with the extra `cli`, and with a
+backend from outside.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import tempfile
 import venv
 from pathlib import Path
 
-SOURCE = Path(__file__).parent.parent / "src" / "lockfast"
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "lockfast"
+OWN_BACKEND = ROOT / "examples" / "own_backend"
 
 # Run in the empty environment: what it prints is checked here.
 _LOOK = """
@@ -79,7 +82,11 @@ def check(distribution: Path) -> None:
         assert json.loads(run(program, "doctor", "--json", folder=folder))["works"] is True
         install(python, f"{distribution.resolve()}[cli]")
         run(program, "demo", "--plain", folder=folder)
-    print(f"{distribution.name}: installs, imports, locks, runs the demo")
+        install(python, str(OWN_BACKEND))  # found by its URL scheme
+        url = f"jsonfile://{folder}/locks.json"
+        assert json.loads(run(program, "doctor", "--json", "--url", url, folder=folder))["works"] is True
+        run(program, "run", "--url", url, "job", "--", "true", folder=folder)
+    print(f"{distribution.name}: installs, imports, locks, runs the demo and finds the backend of another package")
 
 
 if __name__ == "__main__":

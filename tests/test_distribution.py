@@ -46,6 +46,13 @@ def test_every_workflow_may_only_read_unless_it_says_otherwise() -> None:
     assert sum(text.count("write") for text in texts) == 1  # the token of trusted publishing
 
 
+def test_no_step_after_the_checkout_has_the_token_of_the_repository() -> None:
+    for file in (GITHUB / "workflows").iterdir():
+        text = file.read_text()
+        kept = text.count("actions/checkout@") - text.count("persist-credentials: false")
+        assert kept == 0, f"{file.name} keeps it {kept} times"
+
+
 def test_every_target_of_make_is_explained_and_is_no_file() -> None:
     text = (ROOT / "Makefile").read_text()
     [phony] = re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE)

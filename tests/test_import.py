@@ -69,3 +69,10 @@ def test_both_worlds_run_on_the_standard_library_alone(tmp_path: Path) -> None:
     brought = loaded_by(f"import lockfast, lockfast.aio; {cycle}")
     assert "sqlite3" in brought
     assert {name.partition(".")[0] for name in brought} - sys.stdlib_module_names == {"lockfast"}
+
+
+@pytest.mark.parametrize("module", ["lockfast", "lockfast.aio"])
+def test_a_shell_completes_every_public_name_and_no_other(module: str) -> None:
+    """Also those that are imported when they are first used."""
+    printed = python(f"import {module} as module; print(sorted(dir(module)) == sorted(module.__all__))", "-I", "-S")
+    assert printed.strip() == "True"

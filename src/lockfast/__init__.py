@@ -104,3 +104,7 @@ def __getattr__(name: str) -> object:
     if not _LATER[name]:
         return importlib.import_module(f"lockfast.{name}")
     return getattr(importlib.import_module(_LATER[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__  # what is imported later too

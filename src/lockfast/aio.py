@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from lockfast._facades.lock import AsyncLease, AsyncLock
-from lockfast._facades.opening import open_async_locks
+from lockfast._facades.opening import LocksOptions, open_async_locks
 from lockfast._model import Diagnosis, LockInfo
 from lockfast._time import Seconds
 from lockfast._worlds import Clock
+from lockfast.backends.opening import ConnectOptions
 from lockfast.engine.backoff import Backoff
 from lockfast.engine.core import DEFAULT_RETRY, PATIENCE_S
 from lockfast.observe.events import Events
@@ -32,13 +33,13 @@ if TYPE_CHECKING:
     )
     from lockfast._facades.signatures import (
         AsyncF,
-        AsyncLockedOptions,
         AsyncLockedWithLease,
         AsyncSingleton,
-        AsyncSingletonOptions,
         AsyncSingletonOr,
         AsyncSingletonWithLease,
         AsyncSingletonWithLeaseOr,
+        LockedOptions,
+        SingletonOptions,
     )
 
 D = TypeVar("D")
@@ -68,6 +69,10 @@ def __getattr__(name: str) -> object:
     if name.endswith(("DistributedLock", "distributed_lock")):
         return manager.get_async_distributed_lock if name.startswith("get") else manager.AsyncDistributedLock
     return getattr(primitives, name)
+
+
+def __dir__() -> list[str]:
+    return __all__  # what is imported later too
 
 
 class AsyncLocks:
@@ -217,11 +222,13 @@ class AsyncLocks:
 
     @overload
     def locked(
-        self, name: str, *, lease_as: None = None, **options: Unpack[AsyncLockedOptions]
+        self, name: str, *, lease_as: None = None, **options: Unpack[LockedOptions[AsyncLease]]
     ) -> Callable[[AsyncF], AsyncF]: ...
     @overload
-    def locked(self, name: str, *, lease_as: str, **options: Unpack[AsyncLockedOptions]) -> AsyncLockedWithLease: ...
-    def locked(self, name: str, *, lease_as: str | None = None, **options: Unpack[AsyncLockedOptions]) -> Any:
+    def locked(
+        self, name: str, *, lease_as: str, **options: Unpack[LockedOptions[AsyncLease]]
+    ) -> AsyncLockedWithLease: ...
+    def locked(self, name: str, *, lease_as: str | None = None, **options: Unpack[LockedOptions[AsyncLease]]) -> Any:
         """Decorate: the function runs under the lock `name`, which may have fields of its arguments: "job:{job_id}".
 
         `options` are those of `lock`. With `lease_as` the function is given the lease under that name; its callers do
@@ -234,22 +241,27 @@ class AsyncLocks:
 
     @overload
     def singleton(
-        self, name: str, *, lease_as: None = None, **options: Unpack[AsyncSingletonOptions]
+        self, name: str, *, lease_as: None = None, **options: Unpack[SingletonOptions[AsyncLease]]
     ) -> AsyncSingleton: ...
     @overload
     def singleton(
-        self, name: str, *, default: D, lease_as: None = None, **options: Unpack[AsyncSingletonOptions]
+        self, name: str, *, default: D, lease_as: None = None, **options: Unpack[SingletonOptions[AsyncLease]]
     ) -> AsyncSingletonOr[D]: ...
     @overload
     def singleton(
-        self, name: str, *, lease_as: str, **options: Unpack[AsyncSingletonOptions]
+        self, name: str, *, lease_as: str, **options: Unpack[SingletonOptions[AsyncLease]]
     ) -> AsyncSingletonWithLease: ...
     @overload
     def singleton(
-        self, name: str, *, default: D, lease_as: str, **options: Unpack[AsyncSingletonOptions]
+        self, name: str, *, default: D, lease_as: str, **options: Unpack[SingletonOptions[AsyncLease]]
     ) -> AsyncSingletonWithLeaseOr[D]: ...
     def singleton(
-        self, name: str, *, default: Any = None, lease_as: str | None = None, **options: Unpack[AsyncSingletonOptions]
+        self,
+        name: str,
+        *,
+        default: Any = None,
+        lease_as: str | None = None,
+        **options: Unpack[SingletonOptions[AsyncLease]],
     ) -> Any:
         """As `locked`, but skips instead of waiting: while another call holds the lock, this one returns `default`.
 
@@ -334,18 +346,6 @@ def connect(
     clock: Clock | None = None,
 ) -> AsyncLocks:
     """As `lockfast.connect`, for asyncio. Used in one event loop; it need not run yet."""
-    return AsyncLocks(
-        open_async_locks(
-            url_or_client,
-            holder=holder,
-            namespace=namespace,
-            patience=patience,
-            retry=retry,
-            replicas=replicas,
-            schema=schema,
-            advisory=advisory,
-            rejoin=rejoin,
-            debug=debug,
-            clock=clock,
-        )
-    )
+    at_backend = ConnectOptions(replicas, schema, advisory, rejoin)
+    options = LocksOptions(holder, namespace, patience, retry, debug, clock)
+    return AsyncLocks(open_async_locks(url_or_client, at_backend, options))

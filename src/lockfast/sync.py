@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from lockfast._facades.lock import Lease, Lock
-from lockfast._facades.opening import open_locks
+from lockfast._facades.opening import LocksOptions, open_locks
 from lockfast._model import Diagnosis, LockInfo
 from lockfast._reentry import drive, nothing
 from lockfast._time import Seconds
 from lockfast._worlds import Clock
+from lockfast.backends.opening import ConnectOptions
 from lockfast.engine.backoff import Backoff
 from lockfast.engine.core import DEFAULT_RETRY, PATIENCE_S
 from lockfast.observe.events import Events
@@ -183,10 +184,12 @@ class Locks:
         return Cell(self._logic.cell(name))
 
     @overload
-    def locked(self, name: str, *, lease_as: None = None, **options: Unpack[LockedOptions]) -> Callable[[F], F]: ...
+    def locked(
+        self, name: str, *, lease_as: None = None, **options: Unpack[LockedOptions[Lease]]
+    ) -> Callable[[F], F]: ...
     @overload
-    def locked(self, name: str, *, lease_as: str, **options: Unpack[LockedOptions]) -> LockedWithLease: ...
-    def locked(self, name: str, *, lease_as: str | None = None, **options: Unpack[LockedOptions]) -> Any:
+    def locked(self, name: str, *, lease_as: str, **options: Unpack[LockedOptions[Lease]]) -> LockedWithLease: ...
+    def locked(self, name: str, *, lease_as: str | None = None, **options: Unpack[LockedOptions[Lease]]) -> Any:
         """Decorate: the function runs under the lock `name`, which may have fields of its arguments: "job:{job_id}".
 
         `options` are those of `lock`. With `lease_as` the function is given the lease under that name; its callers do
@@ -197,19 +200,23 @@ class Locks:
         return locked(self.lock, name, lease_as, options)
 
     @overload
-    def singleton(self, name: str, *, lease_as: None = None, **options: Unpack[SingletonOptions]) -> Singleton: ...
+    def singleton(
+        self, name: str, *, lease_as: None = None, **options: Unpack[SingletonOptions[Lease]]
+    ) -> Singleton: ...
     @overload
     def singleton(
-        self, name: str, *, default: D, lease_as: None = None, **options: Unpack[SingletonOptions]
+        self, name: str, *, default: D, lease_as: None = None, **options: Unpack[SingletonOptions[Lease]]
     ) -> SingletonOr[D]: ...
     @overload
-    def singleton(self, name: str, *, lease_as: str, **options: Unpack[SingletonOptions]) -> SingletonWithLease: ...
+    def singleton(
+        self, name: str, *, lease_as: str, **options: Unpack[SingletonOptions[Lease]]
+    ) -> SingletonWithLease: ...
     @overload
     def singleton(
-        self, name: str, *, default: D, lease_as: str, **options: Unpack[SingletonOptions]
+        self, name: str, *, default: D, lease_as: str, **options: Unpack[SingletonOptions[Lease]]
     ) -> SingletonWithLeaseOr[D]: ...
     def singleton(
-        self, name: str, *, default: Any = None, lease_as: str | None = None, **options: Unpack[SingletonOptions]
+        self, name: str, *, default: Any = None, lease_as: str | None = None, **options: Unpack[SingletonOptions[Lease]]
     ) -> Any:
         """As `locked`, but skips instead of waiting: while another call holds the lock, this one returns `default`.
 
@@ -306,18 +313,6 @@ def connect(
     (`lockfast.testing.FakeClock`).
     Raises ValueError for a URL or a name that makes no sense.
     """
-    return Locks(
-        open_locks(
-            url_or_client,
-            holder=holder,
-            namespace=namespace,
-            patience=patience,
-            retry=retry,
-            replicas=replicas,
-            schema=schema,
-            advisory=advisory,
-            rejoin=rejoin,
-            debug=debug,
-            clock=clock,
-        )
-    )
+    at_backend = ConnectOptions(replicas, schema, advisory, rejoin)
+    options = LocksOptions(holder, namespace, patience, retry, debug, clock)
+    return Locks(open_locks(url_or_client, at_backend, options))

@@ -297,9 +297,7 @@ def test_a_loss_between_two_items_is_raised_to_the_caller_that_iterates(run_stor
             lease = await anext(running)
             await until_async(lambda: _true(clock.sleepers > 0))
             clock.advance(10)
-            await until_async(
-                lambda: _true(lease._state == "lost")
-            )  # and the caller is not cancelled: this is not the generator
+            await until_async(lambda: _true(lease._state == "lost"))  # the caller is not cancelled: it is no generator
             await asyncio.sleep(0)
             with pytest.raises(LeaseLost):
                 await anext(running)

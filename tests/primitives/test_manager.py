@@ -33,6 +33,7 @@ class Manager(Promise, about="engine"):
         assert await manager.release("order:42:process") is False
         assert manager.raw._logic._held == {}
 
+    @needs("metadata")
     async def test_the_result_says_what_was_acquired(self, stage: Stage) -> None:
         manager = AwaitedManager(stage, holder="worker-7")
         result = await manager.acquire("shop", 20, metadata={"step": 1})
@@ -44,6 +45,7 @@ class Manager(Promise, about="engine"):
         assert await stage.fences("shop") == [result.fence]
         assert (await stage.info("shop")).holders[0].claim_id == holder.claim_id
 
+    @needs("metadata")
     async def test_the_result_of_a_refusal_says_who_holds_it(self, stage: Stage) -> None:
         await AwaitedManager(stage, holder="first").acquire("shop", metadata="why")
         result = await AwaitedManager(stage, holder="second").acquire("shop")
@@ -53,6 +55,7 @@ class Manager(Promise, about="engine"):
         assert isinstance(result.lock, LockInfo)
         assert [(holder.holder, holder.metadata) for holder in result.lock.holders] == [("first", "why")]
 
+    @needs("metadata")
     @pytest.mark.parametrize("acquired", [True, False])
     async def test_the_result_has_the_columns_of_a_lock_table(self, stage: Stage, acquired: bool) -> None:
         first = await AwaitedManager(stage, holder="first").acquire("shop", 20, metadata={"step": 1})
@@ -311,11 +314,14 @@ class Manager(Promise, about="engine"):
         assert ran == []
 
     async def test_with_lock_raises_on_a_loss(self, stage: Stage) -> None:
+        manager = AwaitedManager(stage)
+        manager.faults.lose_request("renew", ALWAYS)
+
         def work() -> None:
-            stage.clock.advance(31)  # no thread was able to renew it
+            stage.clock.advance(31)
 
         with pytest.raises(LeaseLost):
-            await AwaitedManager(stage).with_lock("shop", work)
+            await manager.with_lock("shop", work)
 
     # When the backend does not answer
 

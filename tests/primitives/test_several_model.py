@@ -103,7 +103,6 @@ def test_several_names_are_taken_and_ended_as_one(machine: type[Several], runs: 
     limits = settings(
         max_examples=runs,
         stateful_step_count=25,
-        deadline=None,
         derandomize=True,
         database=None,
         suppress_health_check=list(HealthCheck),

@@ -251,16 +251,13 @@ def test_an_any_among_the_parameters_is_not_made_an_error(locks: Locks) -> None:
 def test_the_types_name_the_options_that_there_are() -> None:
     import inspect
 
-    from lockfast._facades.signatures import AsyncLockedOptions, AsyncSingletonOptions, LockedOptions, SingletonOptions
+    from lockfast._facades.signatures import LockedOptions, SingletonOptions
     from lockfast.primitives.manager import LockOptions
 
-    for lock, locked, singleton in (
-        (Locks.lock, LockedOptions, SingletonOptions),
-        (lockfast.aio.AsyncLocks.lock, AsyncLockedOptions, AsyncSingletonOptions),
-    ):
+    for lock in (Locks.lock, lockfast.aio.AsyncLocks.lock):
         parameters = inspect.signature(lock).parameters.values()
         taken = {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
-        assert taken == locked.__optional_keys__ == singleton.__optional_keys__ | {"wait"}
+        assert taken == LockedOptions.__optional_keys__ == SingletonOptions.__optional_keys__ | {"wait"}
     for manager in (lockfast.DistributedLock, lockfast.aio.DistributedLock):
         for method in (manager.acquire, manager.lock, manager.with_lock):
             names = list(inspect.signature(method).parameters)

@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from lockfast._facades.lock import AsyncLock, Lock
-from lockfast._facades.opening import open_async_locks, open_locks
+from lockfast._facades.opening import LocksOptions, open_async_locks, open_locks
 from lockfast._reentry import Mutex, critical_section, drive, nothing
 from lockfast._time import Seconds
 from lockfast._worlds import Clock
+from lockfast.backends.opening import ConnectOptions
 from lockfast.engine.backoff import Backoff
 from lockfast.engine.core import DEFAULT_RETRY, PATIENCE_S
 from lockfast.primitives.manager import LockResult, ManagerLogic, the_same
@@ -49,9 +50,9 @@ class DistributedLock:
         debug: bool | None = None,
         clock: Clock | None = None,
     ) -> None:
-        at_backend: dict[str, Any] = {"replicas": replicas, "schema": schema, "advisory": advisory, "rejoin": rejoin}
-        options: dict[str, Any] = {"namespace": namespace, "patience": patience, "debug": debug, "clock": clock}
-        self._logic = ManagerLogic(open_locks(url_or_client, holder=holder_id, retry=retry, **at_backend, **options))
+        at_backend = ConnectOptions(replicas, schema, advisory, rejoin)
+        options = LocksOptions(holder_id, namespace, patience, retry, debug, clock)
+        self._logic = ManagerLogic(open_locks(url_or_client, at_backend, options))
 
     @property
     def holder_id(self) -> str:
@@ -76,7 +77,8 @@ class DistributedLock:
         BackendUnavailable if the backend cannot be asked, and ValueError for what makes no sense.
         """
         wait = (blocking, blocking_timeout_seconds)
-        return drive(self._logic.acquire(lock_name, timeout_seconds, *wait, metadata))
+        scope = self._logic.scope(lock_name, timeout_seconds, *wait, metadata, renew=False)
+        return drive(self._logic.acquire(scope.request))
 
     def release(self, lock_name: str) -> bool:
         """True if this manager held it until now. False if it did not, or lost it; the next holder is not touched.
@@ -166,11 +168,9 @@ class AsyncDistributedLock:
         debug: bool | None = None,
         clock: Clock | None = None,
     ) -> None:
-        at_backend: dict[str, Any] = {"replicas": replicas, "schema": schema, "advisory": advisory, "rejoin": rejoin}
-        options: dict[str, Any] = {"namespace": namespace, "patience": patience, "debug": debug, "clock": clock}
-        self._logic = ManagerLogic(
-            open_async_locks(url_or_client, holder=holder_id, retry=retry, **at_backend, **options)
-        )
+        at_backend = ConnectOptions(replicas, schema, advisory, rejoin)
+        options = LocksOptions(holder_id, namespace, patience, retry, debug, clock)
+        self._logic = ManagerLogic(open_async_locks(url_or_client, at_backend, options))
 
     @property
     def holder_id(self) -> str:
@@ -195,7 +195,8 @@ class AsyncDistributedLock:
         BackendUnavailable if the backend cannot be asked, and ValueError for what makes no sense.
         """
         wait = (blocking, blocking_timeout_seconds)
-        return await self._logic.acquire(lock_name, timeout_seconds, *wait, metadata)
+        scope = self._logic.scope(lock_name, timeout_seconds, *wait, metadata, renew=False)
+        return await self._logic.acquire(scope.request)
 
     async def release(self, lock_name: str) -> bool:
         """True if this manager held it until now. False if it did not, or lost it; the next holder is not touched.

@@ -2,96 +2,79 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
 from lockfast._connect import factory_of
 from lockfast._facades.lock import AsyncLease, Lease
 from lockfast._text import shown
 from lockfast._time import Seconds, length
-from lockfast._worlds import Clock, drive, valid_clock
+from lockfast._worlds import Clock, World, drive, valid_clock
 from lockfast._worlds.threads import ThreadWorld
 from lockfast.backends.opening import BackendFactory, ConnectOptions
 from lockfast.engine.backoff import Backoff
 from lockfast.engine.checks import lock_order
-from lockfast.engine.core import DEFAULT_RETRY, Engine
+from lockfast.engine.core import Engine
+from lockfast.engine.lease import Lease as LeaseLogic
 from lockfast.engine.process import adopt
 from lockfast.engine.releasing import time_to_linger
 from lockfast.errors import LockError
 from lockfast.primitives.locks import LocksLogic
 
 
-def open_locks(
-    url_or_client: object,
-    *,
-    holder: str | None,
-    namespace: str,
-    patience: Seconds,
-    retry: Backoff = DEFAULT_RETRY,
-    replicas: int = 0,
-    schema: str | None = None,
-    advisory: bool = False,
-    rejoin: Seconds | None = None,
-    debug: bool | None,
-    clock: Clock | None,
-) -> LocksLogic:
+class LocksOptions(NamedTuple):
+    """What `connect()` takes besides the URL or the client, and the options of its backend."""
+
+    holder: str | None
+    namespace: str
+    patience: Seconds
+    retry: Backoff
+    debug: bool | None
+    clock: Clock | None
+
+
+def open_locks(url_or_client: object, at_backend: ConnectOptions, options: LocksOptions) -> LocksLogic:
     """See `lockfast.connect`. Raises ValueError for what makes no sense; nothing is connected yet."""
-    world = ThreadWorld(valid_clock(clock))
+    world = ThreadWorld(valid_clock(options.clock))
+    return _open(world, factory_of(url_or_client, at_backend), Lease, _close, options)
+
+
+def open_async_locks(url_or_client: object, at_backend: ConnectOptions, options: LocksOptions) -> LocksLogic:
+    """See `lockfast.aio.connect`. Raises ValueError for what makes no sense; nothing is connected yet."""
+    from lockfast._worlds.asyncio_ import AsyncioWorld  # here: a blocking program does not need asyncio
+
+    world = AsyncioWorld(valid_clock(options.clock))
+    make = factory_of(url_or_client, at_backend)
+    return _open(world, make, AsyncLease, partial(_release_without_loop, make, options.clock), options)
+
+
+def _open(
+    world: World,
+    make: BackendFactory,
+    lease_type: type[LeaseLogic],
+    finish: Callable[[Engine], None],
+    options: LocksOptions,
+) -> LocksLogic:
+    if not isinstance(options.retry, Backoff):
+        raise ValueError(f"retry must be a lockfast.Backoff, not {shown(options.retry)}")
     engine = Engine(
-        factory_of(url_or_client, ConnectOptions(replicas, schema, advisory, rejoin))(world, clock),
+        make(world, options.clock),
         world,
-        lease_type=Lease,
-        holder=holder,
-        patience=length(patience, "patience"),
-        retry=_valid_retry(retry),
-        order=lock_order(debug),
+        lease_type=lease_type,
+        holder=options.holder,
+        patience=length(options.patience, "patience"),
+        retry=options.retry,
+        order=lock_order(options.debug),
     )
-    locks = LocksLogic(engine, namespace)
-    adopt(engine, _close)
+    locks = LocksLogic(engine, options.namespace)
+    adopt(engine, finish)
     return locks
-
-
-def _valid_retry(retry: object) -> Backoff:
-    if not isinstance(retry, Backoff):
-        raise ValueError(f"retry must be a lockfast.Backoff, not {shown(retry)}")
-    return retry
 
 
 def _close(engine: Engine) -> None:
     drive(engine.close(within=1.0))
-
-
-def open_async_locks(
-    url_or_client: object,
-    *,
-    holder: str | None,
-    namespace: str,
-    patience: Seconds,
-    retry: Backoff = DEFAULT_RETRY,
-    replicas: int = 0,
-    schema: str | None = None,
-    advisory: bool = False,
-    rejoin: Seconds | None = None,
-    debug: bool | None,
-    clock: Clock | None,
-) -> LocksLogic:
-    """See `lockfast.aio.connect`. Raises ValueError for what makes no sense; nothing is connected yet."""
-    from lockfast._worlds.asyncio_ import AsyncioWorld  # here: a blocking program does not need asyncio
-
-    world = AsyncioWorld(valid_clock(clock))
-    make = factory_of(url_or_client, ConnectOptions(replicas, schema, advisory, rejoin))
-    engine = Engine(
-        make(world, clock),
-        world,
-        lease_type=AsyncLease,
-        holder=holder,
-        patience=length(patience, "patience"),
-        retry=_valid_retry(retry),
-        order=lock_order(debug),
-    )
-    locks = LocksLogic(engine, namespace)
-    adopt(engine, partial(_release_without_loop, make, clock))
-    return locks
 
 
 def _release_without_loop(make: BackendFactory, clock: Clock | None, engine: Engine) -> None:

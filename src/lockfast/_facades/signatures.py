@@ -10,7 +10,7 @@ first parameter; else, as in a method, the result takes anything, and what it re
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Coroutine, Generator, Iterator
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar, overload
 
 from lockfast._facades.lock import AsyncLease, Lease
 from lockfast._time import Seconds
@@ -21,6 +21,7 @@ Y = TypeVar("Y")
 S = TypeVar("S")
 R_co = TypeVar("R_co", covariant=True)
 D_co = TypeVar("D_co", covariant=True)
+L = TypeVar("L", Lease, AsyncLease)
 Items = TypeVar("Items", bound=Iterator[Any])
 AsyncItems = TypeVar("AsyncItems", bound=AsyncIterable[Any])
 _Async: TypeAlias = Coroutine[Any, Any, Any] | AsyncIterable[Any]
@@ -52,10 +53,7 @@ class Unrelated:
     """The type of no argument. A parameter that accepts it accepts anything, so it need not be the lease."""
 
 
-# The blocking world
-
-
-class SingletonOptions(TypedDict, total=False):
+class SingletonOptions(TypedDict, Generic[L], total=False):
     """The options of `lock` that `singleton` takes: it never waits."""
 
     ttl: Seconds
@@ -65,13 +63,16 @@ class SingletonOptions(TypedDict, total=False):
     min_hold: Seconds
     max_hold: Seconds | None
     renew_every: Seconds | None
-    on_lost: Callable[[Lease], object] | None
+    on_lost: Callable[[L], object] | None
 
 
-class LockedOptions(SingletonOptions, total=False):
+class LockedOptions(SingletonOptions[L], Generic[L], total=False):
     """The options of `lock`, which `locked` takes too."""
 
     wait: Seconds | None
+
+
+# The blocking world
 
 
 class LockedWithLease(Protocol):
@@ -148,25 +149,6 @@ class SingletonWithLeaseOr(Protocol[D_co]):
 
 
 # asyncio
-
-
-class AsyncSingletonOptions(TypedDict, total=False):
-    """The options of `lock` that `singleton` takes: it never waits."""
-
-    ttl: Seconds
-    renew: bool
-    reentrant: bool
-    metadata: Any
-    min_hold: Seconds
-    max_hold: Seconds | None
-    renew_every: Seconds | None
-    on_lost: Callable[[AsyncLease], object] | None
-
-
-class AsyncLockedOptions(AsyncSingletonOptions, total=False):
-    """The options of `lock`, which `locked` takes too."""
-
-    wait: Seconds | None
 
 
 class AsyncLockedWithLease(Protocol):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 from types import FrameType
 from typing import TypeVar
@@ -82,7 +81,7 @@ class LockLogic:
     async def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
         """The lease, or None if it timed out."""
         wait = wait_for(blocking, timeout, self.request.wait)
-        answer: Lease | Busy | None = self._enter_again(None, None)
+        answer: Lease | Busy | None = self._enter_again(None, None) if self.request.reentrant else None
         if answer is None:
             answer = await self._ask(wait, partial(self._adopt, None, None))
         if answer.__class__ is Busy:  # not isinstance(): nothing is called between the grant and the caller
@@ -92,11 +91,11 @@ class LockLogic:
     async def enter(self, body: FrameType, statement: With | None = None) -> Lease:
         """The lease for the body of a `with` in that call. Raises AcquireTimeout: the body never runs without it."""
         started = self.engine.now()
-        answer: Lease | Busy | None = self._enter_again(body, statement)
+        request = self.request
+        answer: Lease | Busy | None = self._enter_again(body, statement) if request.reentrant else None
         if answer is None:
-            answer = await self._ask(self.request.wait, partial(self._adopt, body, statement))
+            answer = await self._ask(request.wait, partial(self._adopt, body, statement))
         if answer.__class__ is Busy:
-            request = self.request
             raise timed_out(request.terms.name, answer, request.wait, self.engine.now() - started)
         return answer  # type: ignore[return-value]
 
@@ -110,8 +109,6 @@ class LockLogic:
 
     def _enter_again(self, body: FrameType | None, statement: With | None) -> Lease | None:
         """The lease that the caller has already, if it may be entered again."""
-        if not self.request.reentrant:
-            return None
         self.engine.must_be_open()
         lease = self.engine.entered.get((self.engine.world.owner(), self.request.terms.key))
         if lease is None:
@@ -164,9 +161,12 @@ class LockLogic:
                 lease._enter(None, None)
             ours = guard.close(None if exc is None else type(exc)) if guard is not None else False
             if exc is None and lease._depth == 1 and not entry.released:  # as `_end` would, with no frame in between
-                with suppress(LockError):
+                try:  # noqa: SIM105  (`suppress` costs three calls)
                     await self.engine.release(lease)
-                self._forget(entry)
+                except LockError:
+                    pass
+                entry.released = True  # as `_forget` does
+                self._current.pop(entry, None)
             else:
                 await self._end(entry, exc)
             if lease._state == "lost":

@@ -73,16 +73,8 @@ class ManagerLogic:
     def holder_id(self) -> str:
         return self.locks.engine.holder
 
-    async def acquire(
-        self,
-        name: str,
-        timeout_seconds: Seconds,
-        blocking: bool,
-        blocking_timeout_seconds: Seconds | None,
-        metadata: Any,
-    ) -> LockResult:
+    async def acquire(self, request: Request) -> LockResult:
         started = self.locks.engine.now()
-        request = self._lock(name, timeout_seconds, blocking, blocking_timeout_seconds, metadata, renew=False).request
         taken: list[Lease] = []  # by this call: what is only extended stays, should the caller not get its answer
         try:
             answer = await self._try(request, taken)
@@ -138,24 +130,6 @@ class ManagerLogic:
             self._adopt(lease)
 
         return await acquire(self.locks.engine, request, wait, adopt)
-
-    def _lock(
-        self,
-        name: str,
-        timeout_seconds: Seconds,
-        blocking: bool,
-        blocking_timeout_seconds: Seconds | None,
-        metadata: Any,
-        *,
-        renew: bool,
-    ) -> LockLogic:
-        """Raises ValueError, in the words of the caller, for what makes no sense."""
-        can = self.locks.engine.backend.capabilities
-        ttl = length(timeout_seconds, "timeout_seconds", least=can.min_ttl, most=can.max_ttl)
-        wait: float | None = None
-        if blocking_timeout_seconds is not None:
-            wait = length(blocking_timeout_seconds, "blocking_timeout_seconds", zero=True)
-        return self.locks.lock(name, ttl=ttl, wait=wait if blocking else 0.0, renew=renew, metadata=metadata)
 
     def _adopt(self, lease: Lease) -> None:
         # It has no owner: any caller that knows its name may release it, so no thread waits for itself.
@@ -229,8 +203,16 @@ class ManagerLogic:
         blocking: bool,
         blocking_timeout_seconds: Seconds | None,
         metadata: Any,
+        *,
+        renew: bool = True,
     ) -> LockLogic:
-        return self._lock(name, timeout_seconds, blocking, blocking_timeout_seconds, metadata, renew=True)
+        """Raises ValueError, in the words of the caller, for what makes no sense."""
+        can = self.locks.engine.backend.capabilities
+        ttl = length(timeout_seconds, "timeout_seconds", least=can.min_ttl, most=can.max_ttl)
+        wait: float | None = None
+        if blocking_timeout_seconds is not None:
+            wait = length(blocking_timeout_seconds, "blocking_timeout_seconds", zero=True)
+        return self.locks.lock(name, ttl=ttl, wait=wait if blocking else 0.0, renew=renew, metadata=metadata)
 
     async def with_lock(self, scope: LockLogic, work: Callable[[], Any]) -> Any:
         """Refuses work that would go on after the lock is gone."""

@@ -60,12 +60,6 @@ class With:
         self.entry: Any = None  # what it entered; set in one step with the entry itself
         self.alive: _Alive | None = None  # once it has begun to enter
 
-    def is_entered_by(self, call: FrameType) -> bool:
-        if self.found_at is None:
-            return False
-        number, code, offset = self.found_at
-        return number == id(call) and code is call.f_code and 0 <= call.f_lasti - offset <= MAX_DISTANCE_BYTES
-
 
 class _Alive(ref):  # type: ignore[type-arg]
     """Refers to what a `with` calls in the end. Nothing outside refers to this: see the test of collected cycles."""
@@ -81,9 +75,8 @@ _found: dict[int, ref[partial[Any]]] = {}
 def _find(logic: Entered, leave: Callable[..., Any]) -> partial[Any]:
     """For the `with` that looks its exit up, two calls from here."""
     call = sys._getframe(2)
-    found = partial(
-        leave, With(logic, (id(call), call.f_code, call.f_lasti))
-    )  # a bound method is gone when it is called
+    # No bound method: that is gone when it is called.
+    found = partial(leave, With(logic, (id(call), call.f_code, call.f_lasti)))
     _found[get_ident()] = ref(found)
     return found
 
@@ -95,8 +88,11 @@ def begun(logic: Entered, call: FrameType) -> With | None:
     if found is None:
         return None
     statement: With = found.args[0]
-    if statement.logic is not logic or not statement.is_entered_by(call):
+    if statement.logic is not logic or statement.found_at is None:
         return None
+    number, code, offset = statement.found_at
+    if number != id(call) or code is not call.f_code or not 0 <= call.f_lasti - offset <= MAX_DISTANCE_BYTES:
+        return None  # the statement of another call, or of another instruction
     if found.func is _leave:
         alive = statement.alive = _Alive(found, _is_over)
         alive.statement = statement
