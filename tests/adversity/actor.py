@@ -215,7 +215,7 @@ def _print_line(answer: dict[str, Any]) -> None:
 
 
 async def hold_and_forget(url: str) -> None:
-    """An asyncio program that ends without letting go."""
+    """An asyncio program that ends without a release."""
     locks = lockfast.aio.connect(url)
     lease = await locks.lock("forgotten", ttl=60).acquire()
     assert lease is not None

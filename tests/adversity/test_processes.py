@@ -162,7 +162,7 @@ def test_a_parent_goes_on_renewing_after_a_fork(start: Start, locks: lockfast.Lo
     assert parent.ask("state")["held"] is True
 
 
-def test_a_process_that_ends_lets_go_of_what_it_holds(start: Start, waiting: Waiting) -> None:
+def test_a_process_that_ends_releases_what_it_holds(start: Start, waiting: Waiting) -> None:
     holder, waiter = start(), start()
     holder.ask("acquire", name="x", ttl=60)
     waiter.send("acquire", name="x")
@@ -171,7 +171,7 @@ def test_a_process_that_ends_lets_go_of_what_it_holds(start: Start, waiting: Wai
     assert waiter.expect()["fence"]
 
 
-def test_an_asyncio_program_that_ends_lets_go_of_what_it_holds(start: Start, locks: lockfast.Locks) -> None:
+def test_an_asyncio_program_that_ends_releases_what_it_holds(start: Start, locks: lockfast.Locks) -> None:
     program = start("async")
     assert locks.inspect("forgotten").locked
     assert program.end() == 0

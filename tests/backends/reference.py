@@ -1,8 +1,10 @@
 """A second version of the model, as small as it can be, that backends are compared with.
 
-A resource has holders and a queue. Exclusive fits an empty resource; shared fits beside fewer than `limit` others, none
-of them exclusive; what is reserved counts as held; no claim passes an older waiter. Each beginning and each end of a
-hold is a change, and an observer gets all of them. Written from the design, not from the memory backend.
+A resource has holders and a queue. Exclusive fits an empty resource; shared fits beside fewer than `limit` others,
+none of them exclusive; what is reserved counts as held; no claim passes an older waiter. A waiter whose turn has come
+becomes the holder if it has asked within a quarter of its ttl; else it gets a reservation, or nothing if it is silent
+for too long. Each beginning and each end of a hold is a change, and an observer gets all of them. Written from the
+design, not from the memory backend.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lockfast._model import GRACE_S, MAX_POLL_S, PRESENCE_S, SHARED, Claim
+from lockfast._model import GRACE_S, MAX_POLL_S, PRESENCE_S, RECENT_S, SHARED, Claim
+
+UNKNOWN = -1  # the fence of a hold that the store has granted by itself
 
 
 @dataclass
@@ -26,7 +30,10 @@ class Waits:
     claim: Claim
     gone_at: float
     reserved_until: float = 0.0  # 0: not reserved
-    late: bool = False  # did not come while it was reserved
+    late: bool = False  # did not come while it was reserved, or was silent for too long
+
+    def silent(self, now: float) -> float:
+        return now - self.gone_at + PRESENCE_S
 
 
 class Event(NamedTuple):
@@ -36,13 +43,14 @@ class Event(NamedTuple):
 
 @dataclass
 class Resource:
+    hands_over: bool
     held: list[Held] = field(default_factory=list)
     queue: list[Waits] = field(default_factory=list)
     history: list[Event] = field(default_factory=list)  # all that ever happened
     watched_until: dict[str, float] = field(default_factory=dict)  # by claim id: when an observer is given up
 
-    def settle(self, now: float, successor: str = "") -> None:
-        """What time does: holds and waiters end, reservations lapse, and waiters that fit get reservations."""
+    def settle(self, now: float, successor: str = "", asking: Claim | None = None) -> None:
+        """What time does: holds and waiters end, reservations lapse, and waiters that fit are served."""
         self._end([hold for hold in self.held if hold.until <= now])
         self.watched_until = {id: until for id, until in self.watched_until.items() if until > now}
         self.queue = [waiter for waiter in self.queue if waiter.gone_at > now]
@@ -55,7 +63,13 @@ class Resource:
                 continue
             if not self._room_for(waiter.claim):
                 break
-            waiter.reserved_until = now + GRACE_S
+            silent = 0.0 if waiter.claim == asking else waiter.silent(now)
+            if self.hands_over and silent > RECENT_S:
+                waiter.late = True
+            elif self.hands_over and silent <= waiter.claim.terms.ttl / 4:
+                self.granted(waiter.claim, now, UNKNOWN)
+            else:
+                waiter.reserved_until = now + GRACE_S
 
     def _end(self, over: list[Held]) -> None:
         self.held = [hold for hold in self.held if hold not in over]
@@ -108,6 +122,19 @@ class Resource:
         self.queue = [w for w in self.queue if w.claim != claim]
         self.held.append(Held(claim, fence, now + claim.terms.ttl))
         self.history.append(Event(fence, claim.terms.holder))
+
+    def learn(self, claim_id: str, fence: int) -> None:
+        """The fence of a hold that the store has granted by itself."""
+        hold = next(hold for hold in self.held if hold.claim.id == claim_id)
+        hold.fence = fence
+        self.history[self.history.index(Event(UNKNOWN, hold.claim.terms.holder))] = Event(
+            fence, hold.claim.terms.holder
+        )
+
+    @property
+    def unknown(self) -> list[str]:
+        """Ids of the claims whose fences are to be learned, in the order in which they were granted."""
+        return [hold.claim.id for hold in self.held if hold.fence == UNKNOWN]
 
     def renew(self, claim: Claim, now: float, ttl: float) -> bool:
         hold = self.holder(claim)

@@ -61,7 +61,7 @@ def names(locks: lockfast.Locks) -> None:
 
 
 def wait_in_line(locks: lockfast.Locks) -> None:
-    """The main thread comes in when another lets go, and gives up once before."""
+    """The main thread acquires when another releases, and gives up once before."""
     held, asked = threading.Event(), threading.Event()
 
     def hold() -> None:

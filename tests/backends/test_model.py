@@ -48,7 +48,7 @@ def claim_of(
 
 def is_woken(backend: Backend, claim: Claim) -> bool:
     """Whether a wake-up is there or arrives; from a server it comes by a way of its own, so in real time."""
-    return until(lambda: drive(backend.wait(claim, 0.0)), "a wake-up")
+    return bool(until(lambda: drive(backend.wait(claim, 0.0)), "a wake-up"))
 
 
 class Observer:
@@ -62,6 +62,7 @@ class Observer:
 
 class Machine(RuleBasedStateMachine):
     url: str
+    hands_over = True
     counts_the_dead = False  # behind the first waiter: it deletes them only when their turn comes
 
     def __init__(self) -> None:
@@ -69,7 +70,7 @@ class Machine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.clock = FakeClock()
         self.backend: Backend = open_backend(self.where(), ThreadWorld(self.clock), self.clock)
-        self.model: defaultdict[str, Resource] = defaultdict(Resource)
+        self.model: defaultdict[str, Resource] = defaultdict(lambda: Resource(self.hands_over))
         self.claims: list[Claim] = []
         self.given_up: set[str] = set()  # they are never asked for again, so a store may refuse them from then on
         self.last_fence = 0
@@ -90,6 +91,7 @@ class Machine(RuleBasedStateMachine):
 
     def _acquire(self, claim: Claim, enqueue: bool) -> None:
         resource, now = self.model[claim.terms.key], self.clock.now()
+        self.learn_what_was_granted()
         expected = resource.acquire(claim, now, enqueue)
         if expected == "mismatch":
             with pytest.raises(LimitMismatch):
@@ -140,6 +142,19 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def a_woken_waiter_asks_again(self) -> None:
         self._acquire(self._called()[0], True)
+
+    def learn_what_was_granted(self) -> None:
+        """A hand-over makes waiters holders; their fences are the store's choice."""
+        for key, resource in self.model.items():
+            if resource.unknown:
+                info = drive(self.backend.inspect(key, within=WITHIN))
+                fences = {holder.claim_id: holder.fence for holder in info.holders}
+                for id in resource.unknown:
+                    fence = fences[id]
+                    assert fence is not None
+                    assert fence > self.last_fence
+                    resource.learn(id, fence)
+                    self.last_fence = fence
 
     @precondition(lambda self: self.claims)
     @rule(
@@ -227,6 +242,7 @@ class Machine(RuleBasedStateMachine):
         self._observe(self.observers[which % len(self.observers)], answer)
 
     def _observe(self, observer: Observer, answer: int) -> None:
+        self.learn_what_was_granted()
         claim, resource, now = observer.claim, self.model[observer.claim.terms.key], self.clock.now()
         after, known = observer.reports[max(answer, -len(observer.reports))]
         if claim.id in resource.watched_until and len(resource.history) > observer.unreported:
@@ -266,8 +282,10 @@ class Machine(RuleBasedStateMachine):
     @rule(seconds=times, which=st.integers(0, 50))
     def pass_time_of_which_a_claim_learns_first(self, seconds: float, which: int) -> None:
         self.clock.advance(seconds)
+        asking = self._some(which)
+        asks = not self.model[asking.terms.key].lingers(asking) and asking.id not in self.given_up
         for resource in self.model.values():
-            resource.settle(self.clock.now())
+            resource.settle(self.clock.now(), asking=asking if asks else None)
         self.ask_again(which, enqueue=True)
         self._all_poll()
 
@@ -278,6 +296,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def inspect_and_list_agree_with_the_reference(self) -> None:
+        self.learn_what_was_granted()
         listed = {info.name: info for info in drive(self.backend.list("", within=WITHIN))}
         for key in KEYS:
             resource = self.model[key]
@@ -297,6 +316,7 @@ class MemoryMachine(Machine):
 
 class SqliteMachine(Machine):
     url = "sqlite:///{folder}/locks.db"
+    hands_over = False
 
 
 class RedisMachine(Machine):
@@ -310,7 +330,6 @@ def run_machine(machine: type[RuleBasedStateMachine], runs: int) -> None:
     limits = settings(
         max_examples=runs,
         stateful_step_count=40,
-        deadline=None,
         derandomize=True,  # the same runs every time; a failure prints its own reproduction
         database=None,
         suppress_health_check=list(HealthCheck),
@@ -346,10 +365,11 @@ def ask(backend: Backend, claim: Claim) -> Grant | Busy:
 
 def test_one_that_came_back_late_is_not_let_in_beside_a_younger_reservation(backend: tuple[Backend, FakeClock]) -> None:
     store, clock = backend
-    holder, late, young = claim_of("a", ttl=60), claim_of("a"), claim_of("a")
+    holder, late, young = claim_of("a", ttl=60), claim_of("a", ttl=2), claim_of("a", ttl=2)
     ask(store, holder)
     ask(store, late)
     ask(store, young)
+    clock.advance(1)  # too much of a ttl of 2 s for the release to grant it
     drive(store.release(holder, linger=0.0, within=WITHIN))  # reserved for `late`, which does not come
     clock.advance(GRACE_S)
     drive(store.abandon(claim_of("a"), within=WITHIN))  # any request: now it is reserved for `young`

@@ -27,10 +27,10 @@ class Group:
     def start(self) -> Self:
         raise NotImplementedError
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """Servers that all processes of the run share end with the run, not before."""
         for server in self.servers:
-            server.let_go()
+            server.detach()
         self._stack.pop_all()
 
     def close(self) -> None:

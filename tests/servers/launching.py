@@ -43,7 +43,7 @@ class ServerProcess:
         """The processes that end with it, after it."""
         return []
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """A shared server ends with the run, not before."""
         for process in (self._process, self._watchdog):
             if process is not None:  # it outlives this process: nothing here waits for it, or warns that it runs

@@ -76,7 +76,7 @@ def _start() -> dict[str, str]:
     """The newest version; LOCKFAST_TEST_POSTGRES names an older one, to run all stories on that by hand."""
     version = int(os.environ.get("LOCKFAST_TEST_POSTGRES", NEWEST))
     started = PostgresServer({"max_connections": "400"}, version=version, shared=True).start()
-    started.let_go()
+    started.detach()
     return {"port": str(started.port), "bin": str(started.bin), "folder": str(started.folder)}
 
 

@@ -60,6 +60,7 @@ class Proxy:
         self._open: asyncio.Event = asyncio.Event()  # cleared: nothing passes, either way
         self._open.set()
         self._refuses = False
+        self._unanswered = 0
         self._kept_back: list[tuple[_Pair, asyncio.StreamWriter, bytes]] = []
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._thread.start()
@@ -95,6 +96,10 @@ class Proxy:
     def forsake(self) -> None:
         """Existing connections lead nowhere from now on, without notice to either end; new ones are accepted."""
         self._do(self._forsake())
+
+    def leave_unanswered(self, connections: int) -> None:
+        """So many of the next connections are accepted, and lead nowhere."""
+        self._unanswered = connections
 
     def heal(self) -> None:
         """As if nothing had happened; what is on its way arrives."""
@@ -177,6 +182,10 @@ class Proxy:
             return
         self._tasks.add(task := asyncio.current_task())  # type: ignore[arg-type]
         try:
+            if self._unanswered:
+                self._unanswered -= 1
+                await reader.read(-1)
+                return
             await self._open.wait()
             with suppress(OSError):
                 there, back = await asyncio.open_connection(HOST, self._server.port)

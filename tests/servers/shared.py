@@ -35,7 +35,7 @@ class Shared:
 
     def _start(self) -> dict[str, str]:
         started = Server("--databases", str(DATABASES), binary=self._binary(), shared=True).start()
-        started.let_go()
+        started.detach()
         return {"port": str(started.port)}
 
     def database(self, folder: Path) -> int:
@@ -94,5 +94,5 @@ def sentinels() -> str:
 
 def _start_group(group: Group) -> dict[str, str]:
     with group:
-        group.let_go()
+        group.detach()
         return {"url": group.url}

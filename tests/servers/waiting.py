@@ -33,10 +33,10 @@ def until(condition: Callable[[], T], what: str = "", *, despite: Errors = ()) -
     polled = _Polled(condition, what)
     while True:
         try:
-            if answer := polled.saw(condition()):
+            if answer := polled.record(condition()):
                 return answer
         except despite as error:
-            polled.saw(error)
+            polled.record(error)
         polled.check()
         time.sleep(polled.pause)
 
@@ -47,10 +47,10 @@ async def until_async(condition: Callable[[], Any], what: str = "", *, despite: 
     while True:
         try:
             answer = condition()
-            if answer := polled.saw(await answer if inspect.isawaitable(answer) else answer):
+            if answer := polled.record(await answer if inspect.isawaitable(answer) else answer):
                 return answer
         except despite as error:
-            polled.saw(error)
+            polled.record(error)
         polled.check()
         await asyncio.sleep(polled.pause)
 
@@ -105,7 +105,7 @@ class _Polled:
         self._number = 0
         self._until = time.monotonic() + LIMIT_S
 
-    def saw(self, answer: T) -> T:
+    def record(self, answer: T) -> T:
         self._last, self._number = answer, self._number + 1
         return answer
 

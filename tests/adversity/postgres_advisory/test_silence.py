@@ -74,6 +74,42 @@ class TestSessionsThatFallSilent(OnPostgres):
             assert all(lease.held for lease in leases)
         assert [await lease.release() for lease in leases] == [True] * 4
 
+    async def test_a_statement_that_takes_longer_than_an_answer_may_take_costs_its_claim_a_session_and_no_lock(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(session_module, "ANSWER_WITHIN_S", 0.5)
+        with Proxy(self.server) as proxy:  # type: ignore[arg-type]
+            locks = self.through(proxy, stage)
+            async with locks.lock("warm"):
+                pass
+            slow = proxy.keep_back(b"lf_try_exclusive")
+            lease = await locks.lock("a", ttl=HOUR, wait=LIMIT_S).take()
+            assert slow.is_set()
+            proxy.let_pass()
+            await renewed(stage, lease)
+            await stage.until(lambda: self.held() == 1, "what the slow statement was granted to be given back")
+            assert await lease.release()
+            await stage.until(self.nothing_left(), "nothing to be held")
+
+    async def test_a_release_that_takes_longer_than_an_answer_may_take_ends_its_lock_and_no_other(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(session_module, "ANSWER_WITHIN_S", 0.5)
+        with Proxy(self.server) as proxy:  # type: ignore[arg-type]
+            locks = self.through(proxy, stage)
+            kept = await locks.lock("kept", ttl=HOUR).take()
+            ended = await locks.lock("ended", ttl=HOUR).take()
+            slow = proxy.keep_back(b"lf_free_exclusive")
+            releasing = stage.start(ended.release())
+            await stage.until(slow.is_set, "the release to be under way")
+            async with locks.lock("other", wait=LIMIT_S):
+                assert kept.held
+            proxy.let_pass()
+            await releasing.result()
+            await renewed(stage, kept)
+            await stage.until(lambda: self.held() == 1, "the other lock to be released")
+            assert await kept.release()
+
     async def test_a_lease_is_renewed_though_each_answer_takes_longer_than_one_may_take(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -108,9 +144,11 @@ class TestRenewals(OnPostgres):
         before = [lease._deadline for lease in leases]
         with impatient(locks, HOUR):
             self.server.pause()
-            renew_soon(*leases)
-            await stage.until(lambda: all(session.in_flight for session in sessions), "all sessions to be asked")
-            self.server.go_on()
+            try:
+                renew_soon(*leases)
+                await stage.until(lambda: all(session.in_flight for session in sessions), "all sessions to be asked")
+            finally:
+                self.server.go_on()
             await stage.until(
                 lambda: all(lease._deadline > then for lease, then in zip(leases, before, strict=True)),
                 "all to be renewed",

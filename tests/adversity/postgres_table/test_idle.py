@@ -11,9 +11,11 @@ import pytest
 import lockfast
 import lockfast.aio
 from lockfast._time import boot_now
+from lockfast.backends.connecting.arrived import has_arrived
 from lockfast.backends.postgres_table.io import connections_asyncio, session
 from lockfast.backends.postgres_table.io.batching import MAX_CONNECTIONS, MAX_SPARE
 from lockfast.testing.awaited import AwaitedLease, AwaitedLocks
+from lockfast.testing.contract import needs
 from lockfast.testing.stage import Actor, Stage
 from tests.adversity.postgres_table.stage import OnTable
 from tests.patience import impatient
@@ -206,3 +208,38 @@ class TestSiblings(OnTable):
             await holder.release()
             await (await waiter.result()).release()
             await other.release()
+
+
+class TestUnread(OnTable):
+    """What has arrived on a connection, and is not read yet, shows that it is sound: the process stood still."""
+
+    async def test_a_connection_for_wake_ups_with_a_message_that_is_not_read_yet_is_kept(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        driver: Any = locks.faults.inner._driver  # type: ignore[attr-defined]
+        await driver.expect(stage.claim("x"), LIMIT_S)  # from here on no thread polls, and no loop runs
+        wakeups = driver.wakeups
+        session = getattr(wakeups, "_session", None) or wakeups._inbox._session
+        drop = getattr(wakeups, "drop_session", None) or wakeups.drop_inbox
+        self.ask(f"SELECT pg_notify('{wakeups.address}', 'nothing of ours')")
+        until(lambda: has_arrived(session.pg.socket), "the message to arrive")
+        drop(boot_now())
+        assert wakeups.address
+        session.notifications()  # it is read now
+        drop(boot_now())
+        assert not wakeups.address, "nothing has arrived since"
+
+    @needs("asyncio")
+    async def test_a_connection_whose_probe_is_answered_and_not_read_yet_is_kept(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        driver: Any = locks.faults.inner._driver  # type: ignore[attr-defined]
+        await stage.until(lambda: _is_idle(locks), "no request to be under way")
+        (connection,) = _idle(locks)
+        driver._idle.remove(connection)
+        driver._busy.append(connection)
+        connection.probe()
+        until(lambda: has_arrived(connection._number), "the answer to arrive")
+        driver._end_probe(connection, connection.since)
+        connection.since -= HOUR
+        driver._give_up_the_silent()
+        assert connection.alive
+        await stage.until(lambda: _idle(locks) == {connection}, "the answer to be read")

@@ -2,14 +2,48 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
+from typing import Any
+
+import pytest
+
 from lockfast._time import boot_now
+from lockfast.backends.postgres_table.io import asyncio_
+from lockfast.backends.postgres_table.io.session import SILENT_S
+from lockfast.testing.awaited import AwaitedLocks
+from lockfast.testing.contract import needs
 from lockfast.testing.stage import Stage
 from tests.adversity.postgres_table.stage import OnTable
 from tests.patience import refused, refused_for
+from tests.polling import HOUR
 from tests.renewals import renew_soon, renewal_state, renewed
-from tests.servers.waiting import LIMIT_S
+from tests.servers.waiting import LIMIT_S, moment
 
 WAIT_S = 0.3
+
+
+class FullSocket:
+    """libpq's connection, whose socket does not take at once what is sent behind another request."""
+
+    def __init__(self, pg: Any) -> None:
+        self._pg = pg
+        self.pipeline_syncs = 0
+        self.was_full = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pg, name)
+
+    def pipeline_sync(self) -> None:
+        self.pipeline_syncs += 1
+        self._pg.pipeline_sync()
+
+    def flush(self) -> int:
+        flushed: int = self._pg.flush()
+        if self.pipeline_syncs < 2 or self.was_full:
+            return flushed
+        self.was_full = True
+        return 1
 
 
 class TestStandsStill(OnTable):
@@ -46,6 +80,58 @@ class TestStandsStill(OnTable):
             self.server.go_on()
         for number in range(3):
             await stage.until(self.free(stage, f"x{number}"), "the late grant to be taken back")
+
+    @needs("cancellation")
+    async def test_a_cancelled_acquire_of_locks_that_are_closed_before_the_server_goes_on_leaves_no_orphan(
+        self, stage: Stage
+    ) -> None:
+        locks = await self.ready(stage)
+        for cancelled_after_s in (0.0, SILENT_S):  # later, the connection counts as dead
+            held = self.held()
+            self.server.pause()
+            asker = stage.start(locks.lock(f"x{cancelled_after_s}", ttl=HOUR).take())
+            await stage.until(partial(self.under_way, locks), "the request to be sent")
+            await moment(cancelled_after_s)
+            asker.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asker.result()
+            await locks.close()
+            self.server.go_on()
+            await stage.until(lambda: self.ours() == 0, "the server to have done what it was asked")
+            assert self.held() == held
+            locks = await self.ready(stage)
+
+    def under_way(self, locks: AwaitedLocks) -> bool:
+        return any(connection.batch for connection in self.driver(locks)._busy)
+
+    def driver(self, locks: AwaitedLocks) -> Any:
+        return locks.faults.inner._driver  # type: ignore[attr-defined]
+
+    @needs("cancellation")
+    async def test_what_takes_back_a_cancelled_acquire_is_answered_to_no_other_request(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Even if the socket takes it only later: it is sent behind a large statement to a server that stands still."""
+        monkeypatch.setattr(asyncio_, "MAX_CONNECTIONS", 1)
+        monkeypatch.setattr(asyncio_, "MAX_SPARE", 0)
+        locks = await self.ready(stage)
+        both = [stage.start(locks.lock(name).take()) for name in ("x", "y")]
+        for actor in both:
+            await (await actor.result()).release()
+        (connection,) = self.driver(locks)._idle
+        full = connection.session.pg = FullSocket(connection.session.pg)
+        self.server.pause()
+        cancelled, other = (stage.start(locks.lock(name, ttl=HOUR).take()) for name in ("x", "y"))
+        await stage.until(lambda: self.under_way(locks), "the requests to be sent")
+        cancelled.cancel()
+        await stage.until(lambda: full.was_full, "the cancelled request to be taken back")
+        assert connection.session.used_up  # its replies could be taken for those to other requests
+        self.server.go_on()
+        assert (await other.result()).held
+        assert await (await locks.lock("z").take()).release()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled.result()
+        await stage.until(self.free(stage, "x"), "the cancelled one to be taken back")
 
     async def test_a_holder_on_a_server_that_stood_still_past_the_ttl_has_lost_and_no_lock_is_granted_twice(
         self, stage: Stage

@@ -29,6 +29,7 @@ EXPIRED = (
     " SELECT 'old-' || n, 'h', clock_timestamp() - interval '1 day', 'c' || n, n FROM generate_series(1, %s) AS n"
 )
 SWEEP_EVERY = 64  # grants
+JUST_SET = 100_000  # numbers
 FOR_EVER = 3_600_000  # milliseconds, of one that waits
 AT_A_NAME = f"SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND NOT granted AND {HERE}"
 
@@ -293,6 +294,40 @@ def test_a_caller_after_a_restart_leaves_the_numbers_alone_that_another_one_has_
     psql.execute("COMMIT")
     join(caller)
     assert int(psql.execute("SELECT last_value FROM lockfast_fence")) == ahead + 1
+
+
+def test_a_caller_after_a_restart_that_stands_still_does_not_set_the_numbers_back(url: str) -> None:
+    """Between its look at the sequence and its step, other clients draw more numbers than the clock was ahead."""
+    here, clock = "PERFORM setval(", "floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+    blocked = "SELECT count(*) FROM pg_locks WHERE NOT granted AND classid = 0 AND objid = 77"
+    with psycopg.connect(url, autocommit=True) as admin:
+
+        def ask(sql: str) -> Any:
+            (value,) = admin.execute(sql.encode()).fetchone() or (None,)
+            return value
+
+        source = ask("SELECT pg_get_functiondef('lockfast_check_restart'::regproc)")
+        assert source.count(here) == 1
+        admin.execute(source.replace(here, f"PERFORM pg_advisory_lock_shared(77); {here}"))
+        admin.execute("DELETE FROM lockfast_life")  # as a crash does
+        ask(f"SELECT setval('lockfast_fence', {clock} - 3 * {JUST_SET})")
+        ask("SELECT pg_advisory_lock(77)")
+
+        def check() -> None:
+            with psycopg.connect(url, autocommit=True) as another:
+                another.execute("SELECT lockfast_check_restart()")
+
+        caller = threading.Thread(target=check, daemon=True)
+        caller.start()
+        until(lambda: ask(blocked) == 1, "the caller to stand still")
+        given, stale = 0, ask(f"SELECT {clock}")  # the caller has read the clock before
+        while given <= stale:  # and no faster than the clock
+            until(lambda: ask(f"SELECT {clock} - last_value FROM lockfast_fence") > 2 * JUST_SET)
+            given = ask(f"SELECT max(nextval('lockfast_fence')) FROM generate_series(1, {JUST_SET})")
+        ask("SELECT pg_advisory_unlock(77)")
+        join(caller)
+        assert ask("SELECT nextval('lockfast_fence')") > given
+        admin.execute(source)
 
 
 def test_an_extension_in_an_open_transaction_holds_up_only_its_own_name(psql: Psql, url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from typing import Any, cast
@@ -12,7 +13,7 @@ import lockfast
 from lockfast import BackendUnavailable
 from lockfast._worlds import drive
 from lockfast.backends.redis.io import blocking, resp
-from lockfast.backends.redis.io.endpoints import Address
+from lockfast.backends.redis.io.endpoints import Address, RedisEndpoint
 from tests.servers.proxy import Proxy
 from tests.servers.server import Server
 from tests.servers.waiting import LIMIT_S, join, stand_still, until
@@ -73,6 +74,22 @@ def test_connections_that_are_not_used_any_more_are_closed(server: Server, monke
             locks.lock("one").locked()
         assert idle_connections(locks) == blocking._MAX_IDLE_CONNECTIONS
         until(lambda: int(server.command("INFO", "clients").split(b"connected_clients:")[1].split()[0]) == 17)
+
+
+def test_all_that_were_idle_as_long_as_a_dead_connection_are_closed_with_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So no later request has to find out that the next one leads nowhere too."""
+    with Proxy(server) as proxy, lockfast.connect(proxy.url) as locks:
+        with monkeypatch.context() as patch:
+            patch.setattr(resp, "SUSPECT_AFTER_S", LIMIT_S)
+            ask_together(locks, server)
+        before = set(connections_of(locks)._idle[None])
+        assert len(before) == MANY
+        proxy.forsake()
+        monkeypatch.setattr(resp, "SUSPECT_AFTER_S", 0.1)
+        assert locks.lock("y", wait=LIMIT_S).acquire() is not None
+        assert not before & set(connections_of(locks)._idle[None])
 
 
 @pytest.mark.parametrize("within", [0.01, 0.03, 0.05])
@@ -199,3 +216,23 @@ def test_servers_that_hang_when_they_are_connected_to_leave_the_others_of_a_clus
         monkeypatch.setattr(connections, "_ask", hang)
         drive(connections.ask_each([(Address(f"h{number}", 6379), PING, 1) for number in (1, 2, 3)], 9.0))
     assert given == [3.0, 3.0, 3.0]
+
+
+def test_redis_py_has_nothing_to_close_while_a_connection_is_in_use(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """redis-py 5.1 closes it in a finalizer: that fails after the end of the loop, and prints a traceback."""
+    dialled: list[Any] = []
+    dial = RedisEndpoint.dial_async
+
+    async def noted(*args: Any) -> Any:
+        dialled.append(await dial(*args))
+        return dialled[-1]
+
+    async def story() -> None:
+        async with lockfast.aio.connect(server.url) as locks, locks.lock("a"):
+            assert dialled
+            assert [(one._reader, one._writer) for one in dialled] == [(None, None)] * len(dialled)
+
+    monkeypatch.setattr(RedisEndpoint, "dial_async", noted)
+    asyncio.run(story())

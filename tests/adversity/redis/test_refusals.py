@@ -110,9 +110,23 @@ def test_a_user_with_just_what_locks_need_can_do_all_of_it(server: Server) -> No
             waiter = in_queue(others.lock("x"), others)  # so it subscribes
             assert [info.name for info in others.list()] == ["x"]
         join(waiter)
+        refused_in_scripts = [entry for entry in server.command("ACL", "LOG") if entry[5] == b"lua"]
+        assert not refused_in_scripts
         assert locks.limiter("api", rate=10).try_acquire()
         locks.cell("c").write(1)
         assert locks.cell("c").read().value == 1
+
+
+def test_without_the_right_to_ask_for_subscribers_waiters_confirm(server: Server) -> None:
+    rights = [right for right in NEEDED if right != "+pubsub|numsub"]
+    server.command(
+        "ACL", "SETUSER", "ann", "on", ">secret", "resetchannels", "&lockfast:*", "~lockfast:*", "-@all", *rights
+    )
+    url = url_of(server, "ann:secret@")
+    with lockfast.connect(url) as locks, lockfast.connect(url) as others:
+        with locks.lock("x"):
+            waiter = in_queue(others.lock("x"), others)
+        join(waiter)
 
 
 NEEDED = (
@@ -120,6 +134,7 @@ NEEDED = (
     "+eval",
     "+subscribe",
     "+publish",
+    "+pubsub|numsub",
     "+scan",
     "+time",
     "+@hash",

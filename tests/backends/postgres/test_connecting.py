@@ -18,17 +18,21 @@ import pytest
 
 import lockfast
 import lockfast.aio
-from lockfast import BackendUnavailable
+from lockfast import BackendUnavailable, Unsupported
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.refusals import Broken, no_connection
 from tests.servers.postgres import USER
+from tests.servers.postgres_pooler import Pooler
 from tests.servers.postgres_tables import table
 from tests.servers.server import HOST
-from tests.servers.waiting import LIMIT_S, join
+from tests.servers.waiting import LIMIT_S, join, until
 
 pytestmark = pytest.mark.slow
 SCHEMES = ("postgresql", "postgresql+advisory")
 TRIES = 5
+
+_OF_ME = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'me'"
+_OURS = f"SELECT count(*) {_OF_ME}"
 
 Fail = Callable[..., list[BaseException]]
 
@@ -102,6 +106,36 @@ def test_a_connection_that_was_not_answered_leaves_no_socket_until_the_next_coll
     assert len(kept) == TRIES
 
 
+@pytest.mark.usefixtures("no_collection")
+def test_a_session_that_finds_no_lock_table_leaves_no_socket_until_the_next_collection(
+    tmp_path: Path, fail: Fail
+) -> None:
+    """It was connected, and is given up while it is set up."""
+    url = f"{table().url(tmp_path)}?schema=nowhere"
+    fail(url)
+    before = _sockets()
+    kept = fail(url)
+    until(lambda: _sockets() <= before, "each connection to be closed")
+    assert "has no lock table" in str(kept[0])
+    assert [getattr(error, "sent", None) for error in kept] == [False] * TRIES, "so there is nothing to be abandoned"
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_a_session_that_a_pooler_refuses_to_advisory_locks_leaves_no_socket_until_the_next_collection(
+    tmp_path: Path,
+) -> None:
+    refused: list[BaseException] = []
+    with Pooler(table().server.port, transactions=True) as pooler:
+        url = table().url(tmp_path).replace(f":{table().server.port}/", f":{pooler.port}/")
+        with lockfast.connect(f"{url}?application_name=me", advisory=True) as locks:
+            for _ in range(TRIES):
+                with pytest.raises(Unsupported) as caught:
+                    locks.lock("a", wait=0).acquire()
+                refused.append(caught.value)
+            until(lambda: table().server.psql(_OURS, table().database(tmp_path)) == "0", "each connection to be closed")
+    assert len(refused) == TRIES
+
+
 # Several hosts, or several addresses of one
 
 
@@ -145,8 +179,7 @@ def _at_second(url: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> tuple[st
     return url.replace(HOST, "both.invalid"), first
 
 
-_END = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database()"
-_END += " AND application_name = 'me'"
+_END = f"SELECT count(pg_terminate_backend(pid)) {_OF_ME}"
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -169,8 +202,11 @@ def test_a_host_that_failed_is_not_tried_again_while_another_one_works(
         first.close()
 
 
-def test_a_host_that_failed_is_not_tried_again_by_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    url, first = _at_second(table().url(tmp_path), "hosts", monkeypatch)
+@pytest.mark.parametrize("kind", ["hosts", "addresses"])
+def test_a_host_that_failed_is_not_tried_again_by_a_task(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, first = _at_second(table().url(tmp_path), kind, monkeypatch)
 
     async def story() -> None:
         async with lockfast.aio.connect(f"{url}?application_name=me", patience=LIMIT_S) as locks:

@@ -253,7 +253,7 @@ kept = asyncio.run(hold(sys.argv[1]))
 def test_what_a_program_held_in_a_chosen_schema_is_released_at_its_end_though_its_client_is_closed(
     url: str, psql: psycopg.Connection
 ) -> None:
-    """The same opener makes the backend that lets go, for both kinds of locks."""
+    """The same opener makes the backend that releases, for both kinds of locks."""
     migration(url, "locks").run(print)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", ENDS_ELSEWHERE, url]

@@ -122,11 +122,11 @@ def test_interrupted_while_it_waits_a_claim_leaves_no_waiter_and_no_session_behi
             assert theirs is not None
             ended = threading.Event()
 
-            def let_go() -> None:
+            def release() -> None:
                 until(lambda: ended.is_set() or other.inspect("a").waiters, "one to wait, or to be interrupted")
                 theirs.release()
 
-            thread = threading.Thread(target=let_go)
+            thread = threading.Thread(target=release)
             thread.start()
             try:
                 with locks.lock("a", wait=LIMIT_S):

@@ -131,14 +131,14 @@ def test_tasks_that_wait_for_the_connection_that_listens_are_not_cancelled(tmp_p
 
 
 def test_a_caller_whose_backend_was_closed_reads_that_its_locks_is_closed() -> None:
-    with lockfast.connect("memory://let-go") as locks:
+    with lockfast.connect("memory://closed-meanwhile") as locks:
         engine = locks._logic.engine
 
-        async def let_go(claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
+        async def find_closed(claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
             engine.closed = True
             raise BackendUnavailable("it is closed", transient=False)
 
-        engine.backend.acquire = let_go  # type: ignore[method-assign]
+        engine.backend.acquire = find_closed  # type: ignore[method-assign]
         with pytest.raises(LockError, match="closed") as caught:
             locks.lock("a").acquire()
         assert type(caught.value) is LockError

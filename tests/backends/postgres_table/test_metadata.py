@@ -33,7 +33,7 @@ def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[psycopg.Con
 
 
 @pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")  # other threads' random numbers
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(VALUES)
 @example("\\ud83d\ude00")
 @example("\\\\ud83d\ude00")

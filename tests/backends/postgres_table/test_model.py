@@ -17,6 +17,8 @@ from tests.servers.postgres_tables import table
 
 
 class PostgresTableMachine(Machine):
+    hands_over = False
+
     def where(self) -> str:
         return table().url(Path(self.folder.name))
 

@@ -12,6 +12,8 @@ import pytest
 
 import lockfast
 import lockfast.aio
+from lockfast.backends.postgres.io.wire import Steps
+from lockfast.backends.postgres_table.io import migrate
 from lockfast.cli import main
 from tests.backends.redis.test_page import use_everything
 from tests.servers.postgres_pooler import HOST, Pooler
@@ -174,3 +176,28 @@ def test_every_function_has_a_search_path_of_its_own_or_was_parsed_when_it_was_m
         " AND prosqlbody IS NULL AND NOT 'search_path=pg_catalog, pg_temp' = ANY (coalesce(proconfig, '{}'))"
     )
     assert found.fetchall() == []
+
+
+PATH = b"pg_catalog, pg_temp"
+
+
+def test_our_own_connections_look_names_up_nowhere_else(trapped: Trapped) -> None:
+    with lockfast.connect(trapped.url) as locks, locks.lock("a"):
+        driver: Any = locks._logic.engine.backend._driver  # type: ignore[attr-defined]
+        (idle,) = [connection for connection in driver._free if connection is not None]
+        idle.session.pg.nonblocking = 0
+        assert idle.session.pg.exec_(b"SHOW search_path").get_value(0, 0) == PATH
+
+
+def test_a_migration_looks_names_up_nowhere_else(trapped: Trapped, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths: list[bytes] = []
+    prepare = migrate._Script.prepare
+
+    def noted(self: migrate._Script) -> Steps:
+        yield from prepare(self)
+        ((path,),) = yield from self.simple_query(b"SHOW search_path")
+        paths.append(path)
+
+    monkeypatch.setattr(migrate._Script, "prepare", noted)
+    assert main(["migrate", trapped.url]) == 0
+    assert paths == [PATH]

@@ -15,6 +15,8 @@ pytestmark = pytest.mark.slow
 
 TABLES = "relname IN ('distributed_locks', 'lockfast_queue', 'lockfast_limiters', 'lockfast_cells')"
 SCANNED = f"SELECT sum(seq_scan)::int FROM pg_stat_user_tables WHERE {TABLES}"
+READ = f"""SELECT (SELECT sum(seq_tup_read) FROM pg_stat_user_tables WHERE {TABLES})::int
+    + (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE {TABLES})::int"""
 ACQUIRE = "SELECT lockfast_acquire('', %s, %s, 'h', 30)"
 ASK = "SELECT lockfast_acquire('', %s, %s, 'h', 30, 'exclusive', NULL, NULL, '')"
 RELEASE = "SELECT lockfast_release('', %s, %s)"
@@ -23,9 +25,15 @@ MANY = """SELECT lockfast_many(%(ns)s, %(names)s, %(claims)s, %(zeros)s, %(ns)s,
     array_fill(NULL::integer, '{5}'), array_fill(NULL::jsonb, '{5}'), array_fill(NULL::text, '{5}'))"""
 FILL = """INSERT INTO distributed_locks (lock_name, holder_id, expires_at, claim, fence)
     SELECT 'other-' || n, 'h', clock_timestamp() + interval '1 hour', 'o' || n, n FROM generate_series(1, 2000) AS n;
+    INSERT INTO lockfast_queue
+        (namespace, lock_name, kind, place, claim, holder_id, mode, ttl, address, alive_until)
+    SELECT '', 'other-' || n, 'w', n, 'w' || n, 'h', 'exclusive', 30, '', clock_timestamp() + interval '10 seconds'
+    FROM generate_series(1, 2000) AS n;
     INSERT INTO lockfast_limiters (key, until) SELECT 'other-' || n, 1e19 FROM generate_series(1, 2000) AS n;
     INSERT INTO lockfast_cells (key, value, version, fence, writer)
     SELECT 'other-' || n, '1', n, 0, 'h' FROM generate_series(1, 2000) AS n"""
+
+FEW = 30  # entries of an index: of the names that are shown, and those at either end, which the planner reads
 
 Step = Callable[["Session", int], None]
 
@@ -113,3 +121,21 @@ def test_a_plan_made_while_the_table_was_empty_is_no_sequential_scan(session: Se
         step(session, number)
     session.ask(FILL)
     assert session.counted(SCANNED, step, range(20, 30)) == 0
+
+
+def list_one(session: Session, _: int) -> None:
+    """Held, and waited for."""
+    assert [found["name"] for found in session.ask("SELECT lockfast_list('', 'shown_')")] == ["shown_one"]
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+def test_a_list_reads_no_more_than_the_names_with_its_prefix(session: Session, analyzed: bool) -> None:
+    session.ask("VACUUM distributed_locks, lockfast_queue")
+    session.ask(ACQUIRE, ("shown_one", "c"))
+    session.ask(ASK, ("shown_one", "w"))
+    session.ask(ACQUIRE, ("shown-another", "c"))
+    session.counted(READ, list_one, range(20))
+    session.ask(FILL)
+    if analyzed:
+        session.ask("ANALYZE distributed_locks, lockfast_queue")
+    assert session.counted(READ, list_one, range(10)) <= 10 * FEW

@@ -16,7 +16,7 @@ import lockfast
 from lockfast import LockInfo
 from lockfast._connect import open_backend
 from lockfast._ids import new_claim_id
-from lockfast._model import EXCLUSIVE, GRACE_S, PRESENCE_S, SHARED, Busy, Claim, Grant, Mode, Renewal, Terms
+from lockfast._model import EXCLUSIVE, GRACE_S, PRESENCE_S, RECENT_S, SHARED, Busy, Claim, Grant, Mode, Renewal, Terms
 from lockfast._values import NS_PER_S, Rate
 from lockfast._worlds import drive
 from lockfast._worlds.threads import ThreadWorld
@@ -36,7 +36,7 @@ SECRET = "secret" * 100
 MANY = 60  # waiters, or permits
 FEW = 40  # commands, which a request may need at one server if their number does not grow with the waiters
 DAY_MS = 86_400_000
-_OF_THE_TEST = {"config", "config|resetstat", "info"}
+_OF_THE_TEST = {"config", "config|resetstat", "info", "client", "client|setinfo"}
 
 
 class Store:
@@ -73,8 +73,13 @@ class Store:
         holds = [line.split(" ") for line in record[17:].split("\n")]
         return {hold[0]: int(hold[4]) / 1e6 for hold in holds}
 
-    def queue_up(self, number: int) -> list[Claim]:
-        claims = [claim_of("x") for _ in range(number)]
+    def fences(self, name: str) -> dict[str, int]:
+        """By claim, of the holders."""
+        info = drive(self.backend.inspect(name, within=WITHIN))
+        return {holder.claim_id: holder.fence or 0 for holder in info.holders if holder.claim_id}
+
+    def queue_up(self, number: int, *, first_ttl: float = 60.0) -> list[Claim]:
+        claims = [claim_of("x", ttl=60.0 if place else first_ttl) for place in range(number)]
         for claim in claims:
             assert isinstance(self.ask(claim), Busy)
         return claims
@@ -100,9 +105,11 @@ def counts_of(server: Server) -> Counter[str]:
     return Counter({name: int(calls) for name, calls in found if name not in _OF_THE_TEST})
 
 
-def claim_of(key: str, mode: Mode = EXCLUSIVE, limit: int | None = None, metadata: str | None = None) -> Claim:
+def claim_of(
+    key: str, mode: Mode = EXCLUSIVE, limit: int | None = None, metadata: str | None = None, ttl: float = 60.0
+) -> Claim:
     id = new_claim_id()
-    return Claim(id, Terms(key, key, f"worker {id}", 60.0, mode, limit, metadata))
+    return Claim(id, Terms(key, key, f"worker {id}", ttl, mode, limit, metadata))
 
 
 ONE_SERVER = ["valkey", *(["redis6"] if binaries.HAS_REDIS_6 else [])]
@@ -213,10 +220,61 @@ def _all_expire(store: Store) -> None:
         assert lasting == []
 
 
+class TestHandOver:
+    @shared
+    def test_two_requests_of_one_script_each(self, store: Store) -> None:
+        """A release, and the acquire that puts the next claim into the queue: the waiter does not ask once more."""
+        holder, waiter = store.take(claim_of("x")), store.queue_up(1)[0]
+        for warm in (False, True, True):  # the server has the scripts, and the client a connection
+            ended, holder = holder, waiter
+            released = store.commands(partial(store.release, ended))
+            grant = drive(store.backend.wait(waiter, WITHIN))
+            assert isinstance(grant, Grant)
+            assert store.fences("x") == {waiter.id: grant.fence}
+            waiter = claim_of("x")
+            queued = store.commands(partial(store.ask, waiter))
+            if warm:
+                assert (released["evalsha"], queued["evalsha"]) == (1, 1)
+                assert (released["publish"], queued["publish"]) == (1, 0)
+                assert released.total() <= 10, released
+                assert queued.total() <= 14, queued  # every hundredth request clears up, too
+
+    @shared
+    @pytest.mark.parametrize("successor", ["", "worker"])
+    def test_one_that_has_missed_its_poll_is_passed_over_however_long_its_ttl(
+        self, store: Store, successor: str
+    ) -> None:
+        """No waiter that lives is silent for so long, and a holder that is dead would cost an hour."""
+        holder = store.take(claim_of("x"))
+        (waiter,) = store.queue_up(1, first_ttl=3600)
+        store.clock.advance(RECENT_S + 0.1)
+        successor = waiter.terms.holder if successor else ""
+        assert drive(store.backend.release(holder, linger=0.0, within=WITHIN, successor=successor))
+        assert not store.fences("x")
+        other = claim_of("x")
+        store.take(other)
+        assert store.release(other)
+        assert isinstance(store.ask(waiter), Grant)
+
+    @shared
+    def test_no_grant_is_sent_that_is_not_made(self, store: Store) -> None:
+        """A replica passes messages on to subscribers that its primary does not count."""
+        holder = store.take(claim_of("x"))
+        (waiter,) = store.queue_up(1)
+        (channel,) = store.servers[0].command("PUBSUB", "CHANNELS")
+        record = store.servers[0].command("HGET", WAITERS, waiter.id)
+        store.servers[0].command("HSET", WAITERS, waiter.id, record.replace(channel, b"lockfast:wake:of-nobody"))
+        commands = store.commands(partial(store.release, holder))
+        assert (commands["pubsub|numsub"] or commands["pubsub"], commands["publish"]) == (2, 1)
+        assert not store.fences("x")
+        assert isinstance(store.ask(waiter), Grant), "it was passed over, and asks again"
+
+
 class TestWaiters:
     def test_one_that_was_woken_and_did_not_come_costs_the_others_nothing(self, store: Store) -> None:
         holder = store.take(claim_of("x"))
-        _, young, *others = store.queue_up(MANY)
+        _, young, *others = store.queue_up(MANY, first_ttl=2)
+        store.clock.advance(1)  # too much of its ttl for a release to grant it
         assert store.release(holder)  # reserved for the first, which does not come
         store.clock.advance(GRACE_S)
         store.take(young)
@@ -225,7 +283,8 @@ class TestWaiters:
 
     def test_one_that_comes_late_has_its_old_place_and_keeps_it(self, store: Store) -> None:
         holder = store.take(claim_of("x"))
-        late, young, third = store.queue_up(3)
+        late, young, third = store.queue_up(3, first_ttl=2)
+        store.clock.advance(1)  # too much of its ttl for a release to grant it
         assert store.release(holder)
         store.clock.advance(GRACE_S)
         store.take(young)
@@ -238,11 +297,12 @@ class TestWaiters:
 
     def test_one_that_never_comes_is_deleted_when_another_polls(self, store: Store) -> None:
         holder = store.take(claim_of("x"))
-        _, young, third = store.queue_up(3)
+        _, young, third = store.queue_up(3, first_ttl=2)
+        store.clock.advance(1)  # too much of its ttl for a release to grant it
         assert store.release(holder)
         store.clock.advance(GRACE_S)
         store.take(young)
-        store.clock.advance(PRESENCE_S - GRACE_S)
+        store.clock.advance(PRESENCE_S - GRACE_S - 1)
         store.ask(third)
         store.at_each(lambda server: server.command("HKEYS", WAITERS) == [third.id.encode()], "one waiter")
         store.at_each(lambda server: server.command("EXISTS", LAPSED) == 0, "no trace of the other")

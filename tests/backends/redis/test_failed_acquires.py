@@ -9,7 +9,7 @@ import pytest
 from lockfast import BackendUnavailable
 from lockfast._model import Claim, Terms
 from lockfast._worlds import drive
-from lockfast.backends.redis.backend import RedisBackend
+from lockfast.backends.redis.backend import IN_DOUBT, RedisBackend
 from lockfast.backends.redis.io.endpoints import Address, RedisEndpoint
 from lockfast.backends.redis.io.resp import no_connection, unavailable
 from lockfast.backends.redis.io.router import RedisDriver
@@ -72,7 +72,7 @@ def test_a_grant_that_could_not_be_taken_back_was_sent() -> None:
     with pytest.raises(BackendUnavailable, match="replicas") as caught:
         drive(backend.acquire(CLAIM, enqueue=False, within=1.0))
     assert caught.value.sent
-    assert backend._is_in_doubt(CLAIM)
+    assert backend._doubt(CLAIM.id) == IN_DOUBT
 
 
 def test_an_abandon_that_failed_is_repeated_with_a_tombstone() -> None:
@@ -80,7 +80,7 @@ def test_an_abandon_that_failed_is_repeated_with_a_tombstone() -> None:
     backend = RedisBackend(ThenGone())
     with pytest.raises(BackendUnavailable, match="refused"):
         drive(backend.abandon(CLAIM, within=1.0))
-    assert backend._is_in_doubt(CLAIM)
+    assert backend._doubt(CLAIM.id) == IN_DOUBT
 
 
 def test_an_abandon_that_is_repeated_on_the_same_connection_needs_no_tombstone() -> None:

@@ -8,6 +8,8 @@ import pytest
 
 import lockfast
 from lockfast import BackendUnavailable
+from lockfast._model import Claim, Terms
+from lockfast._worlds import drive
 from lockfast.engine.core import Engine
 
 NOWHERE = "redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3?rejoin=0"
@@ -41,3 +43,12 @@ def fail(url: str, *, in_asyncio: bool) -> Failed:
 def test_an_acquire_that_no_server_could_be_sent_leaves_nothing_to_abandon(in_asyncio: bool) -> None:
     failed = fail(NOWHERE, in_asyncio=in_asyncio)
     assert (failed.sent, failed.left) == (False, 0)
+
+
+def test_a_release_that_no_server_could_be_sent_says_so() -> None:
+    with lockfast.connect(NOWHERE) as locks:
+        claim, backend = Claim("a", Terms("x", "x", "a", 30.0)), locks._logic.engine.backend
+        for end in (backend.release(claim, linger=0.0, within=1.0), backend.abandon(claim, within=1.0)):
+            with pytest.raises(BackendUnavailable) as caught:
+                drive(end)
+            assert not caught.value.sent

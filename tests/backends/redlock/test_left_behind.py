@@ -15,6 +15,7 @@ from lockfast._time import boot_now
 from lockfast.backends.redis.io.resp import command
 from lockfast.backends.redis.requests import keys_of, script
 from lockfast.backends.redlock.io import blocking as redis_quorum_blocking
+from lockfast.backends.redlock.io import stragglers as redis_quorum_stragglers
 from lockfast.backends.redlock.io.blocking import MAX_IDLE_SETS, UNUSED_S
 from lockfast.backends.redlock.io.fanout import all_of_them
 from lockfast.backends.redlock.io.rounds import Round
@@ -280,7 +281,7 @@ def test_a_vote_that_comes_after_its_release_has_no_effect_whichever_connections
         happens(vote, "a vote that is kept back")
         (ours,) = fanout._idle
         if in_use:
-            fanout._idle.clear()
+            assert fanout._idle.take_this(ours)
         fanout._put_back(of_another_thread)  # from now on it would be the first to be taken
         assert lease.release()
         before = _scripts_run(quorum, 2)
@@ -363,3 +364,38 @@ def test_the_thread_that_reconnects_is_replaced_if_it_dies(monkeypatch: pytest.M
         stragglers.start()
         happens(died, "its death")
         until(lambda: stragglers._worker is None)
+
+
+def test_a_server_that_answers_no_clean_up_is_waited_for_no_longer_than_an_answer_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread that reconnects goes on to the other servers; what is left is sent when the server is next reached."""
+    now, read = 1000.0, list[float]()
+
+    class Mute:
+        closed = False
+
+        def add(self, connection: object) -> None: ...
+
+        def send(self, round: object, node: int, request: bytes, replies: int, now: float) -> None: ...
+
+        def read(self, seconds: float) -> None:
+            nonlocal now
+            now += seconds
+            read.append(seconds)
+            assert len(read) < 10
+
+        def close(self) -> None:
+            self.closed = True
+
+    mute = Mute()
+    monkeypatch.setattr(redis_quorum_stragglers, "boot_now", lambda: now)
+    monkeypatch.setattr(redis_quorum_stragglers, "BlockingNodeConnection", lambda *_: None)
+    with lockfast.connect("redlock://h1,h2,h3") as locks:
+        stragglers = _fanout(locks)._stragglers
+        monkeypatch.setattr(stragglers, "_new_set", lambda: mute)
+        monkeypatch.setattr(stragglers, "start", lambda: None)
+        stragglers.retry_later(2, "a claim", lambda: command("PING"), now + HOUR)
+        stragglers._reach(2, stragglers._members[2])
+    assert mute.closed
+    assert sum(read) == stragglers.patience

@@ -12,6 +12,7 @@ import lockfast
 from lockfast import BackendUnavailable
 from lockfast._model import Claim, Terms
 from lockfast._worlds import drive
+from lockfast.backends.redlock.io import asyncio_ as redlock_asyncio
 from lockfast.backends.redlock.io import blocking as redlock_blocking
 from lockfast.backends.redlock.io.asyncio_ import AsyncioFanout
 from lockfast.backends.redlock.io.blocking import BlockingFanout
@@ -153,3 +154,26 @@ def test_a_subscription_that_is_begun_in_the_middle_of_a_round_takes_no_longer_t
             assert all(member.absent for member in fanout.members)
 
     asyncio.run(story())
+
+
+def test_a_round_in_a_loop_has_what_connecting_has_left_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, given = 1000.0, list[float]()
+
+    async def connects_slowly(node: int, within: float) -> None:
+        nonlocal now
+        now += 0.25
+
+    def notes_its_time(round: Round, transport: object, within: float, node_timeout: float) -> None:
+        given.append(within)
+
+    async def story() -> None:
+        async with lockfast.aio.connect(NOWHERE) as locks:
+            backend: Any = locks._logic.engine.backend
+            fanout: AsyncioFanout = backend._fanout
+            fanout._dial = connects_slowly  # type: ignore[method-assign]
+            await fanout.ask([None] * 3, all_of_them, within=2.0)
+
+    monkeypatch.setattr(redlock_asyncio, "boot_now", lambda: now)
+    monkeypatch.setattr(Round, "start", notes_its_time)
+    asyncio.run(story())
+    assert given == [2.0 - 3 * 0.25]

@@ -43,7 +43,7 @@ async def _cycle(locks: AsyncLocks) -> None:
 
 
 async def _ask(locks: AsyncLocks, step: Callable[[SqliteTransaction], Any], within: float = LIMIT_S) -> Any:
-    answer, _ = await _driver_of(locks).transact(step, (), within)
+    answer, _ = await _driver_of(locks).transact((step, (), None, False), within)
     return answer
 
 

@@ -167,7 +167,8 @@ def test_a_task_does_not_wait_for_a_disk_that_hangs(path: Path) -> None:
         async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             driver: Any = locks._logic.engine.backend
             driver._driver._stalls.took(LIMIT_S, boot_now())  # the disk has stopped the loop, so the thread is used
-            stuck = asyncio.ensure_future(driver._driver.transact(lambda t: moves_on.wait(LIMIT_S), (), 2 * LIMIT_S))
+            request = (lambda t: moves_on.wait(LIMIT_S), (), None, False)
+            stuck = asyncio.ensure_future(driver._driver.transact(request, 2 * LIMIT_S))
             await asyncio.sleep(0)  # it is in the thread's queue
             with impatient(locks), pytest.raises(BackendUnavailable, match="did not answer for"):
                 await locks.lock("x", wait=0).acquire()
@@ -190,7 +191,7 @@ def test_a_request_after_the_close_starts_no_thread_again(path: Path, monkeypatc
         monkeypatch.setattr("lockfast.backends.sqlite.io.thread.start_thread", lambda *args: started.append(args))
         with pytest.raises(BackendUnavailable, match="is closed"):
             async with asyncio.timeout(LIMIT_S):
-                await driver._driver.transact(lambda transaction: None, (), 2 * LIMIT_S)
+                await driver._driver.transact((lambda transaction: None, (), None, False), 2 * LIMIT_S)
         assert started == []
 
     asyncio.run(main())

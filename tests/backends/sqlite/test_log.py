@@ -58,7 +58,7 @@ def test_no_request_in_the_loop_copies_the_log_into_the_file(path: Path, copied_
         async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             await _cycle(locks)
             driver: Any = locks._logic.engine.backend
-            by_itself, _ = await driver._driver.transact(_ask_by_itself, (), LIMIT_S)
+            by_itself, _ = await driver._driver.transact((_ask_by_itself, (), None, False), LIMIT_S)
             assert by_itself == (0,)
             for _ in range(500):
                 await _cycle(locks)

@@ -383,7 +383,7 @@ def test_a_waiter_whose_inbox_is_left_unread_is_woken_by_its_own_process(store: 
     wakeups, claim = BlockingWakeups(None, partial(open_inbox, store), guard), a_claim()
     wakeups.expect(claim)
     answers: list[bool] = []
-    waiter = threading.Thread(target=lambda: answers.append(drive(wakeups.wait(claim, HOUR))), daemon=True)
+    waiter = threading.Thread(target=lambda: answers.append(bool(drive(wakeups.wait(claim, HOUR)))), daemon=True)
     waiter.start()
     until(lambda: wakeups._leader == claim.id, "it to sleep")
     {"wake": lambda: wakeups.wake(claim.id), "forget": lambda: wakeups.forget(claim), "close": wakeups.close}[reason]()

@@ -143,9 +143,7 @@ class Acquiring:
         if hold.state == "waits":
             self._sessions.poll_once(hold.session)
         if hold.state == "asked" or hold.freeing:
-            await self._execute(
-                hold.session or main, b"lf_ping", (), until
-            )  # whatever was sent before is answered first
+            await self._execute(hold.session or main, b"lf_ping", (), until)  # what was sent before is answered first
         if hold.state == "asked":  # an interrupt came before it was sent
             self._own.leave_session(hold)
         if hold.state == "in_doubt" and hold.in_main:

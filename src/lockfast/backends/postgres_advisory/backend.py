@@ -136,9 +136,7 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
                 continue
             if hold.state == "held":
                 self._holds.leave(hold)
-                if not (
-                    hold.unlock_sent and session.interrupted
-                ):  # an interrupt here ended it, after the unlock was sent
+                if not (hold.unlock_sent and session.interrupted):  # else an interrupt here ended it, once it was sent
                     lost.append(hold)
             else:
                 hold.reset()

@@ -157,7 +157,7 @@ class PostgresTableBackend:
         request = self._catalogue.joined("acquire", columns, requests.patience(within, most), self._now())
         return await self._driver.ask(request, within)
 
-    async def wait(self, claim: Claim, seconds: float) -> bool:
+    async def wait(self, claim: Claim, seconds: float) -> bool | Grant:
         return await self._driver.wakeups.wait(claim, seconds)
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool | None]:

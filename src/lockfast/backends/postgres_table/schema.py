@@ -14,7 +14,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
-from lockfast._model import GRACE_S, MAX_KEPT_CHANGES, MAX_TTL_S, PRESENCE_S
+from lockfast._model import GRACE_S, MAX_KEPT_CHANGES, MAX_POSITION, MAX_TTL_S, PRESENCE_S
 from lockfast._records import (
     DEEPEST,
     LARGEST_METADATA,
@@ -89,7 +89,7 @@ _CONSTANTS: Final = {
     # The name of a row that is found by its claim. To a plan that was made while the table was empty, the index by name
     # looks as good, and visits every waiter of that name.
     "NAMED": "lock_name || '' = p_name AND namespace || '' = p_ns",
-    "HEAD": "50",  # waiters that are read; beyond that the exact position does not matter
+    "HEAD": str(MAX_POSITION),  # waiters that are read
     "LAST": "9223372036854775807",  # above every place in a queue
     # Whether there is a distributed_locks, and not ours; null if there is none.
     "IS_LEGACY": """(SELECT count(*) FILTER (WHERE attname IN ('namespace', 'claim', 'fence')) < 3 FROM pg_attribute

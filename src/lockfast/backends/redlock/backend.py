@@ -16,7 +16,7 @@ from lockfast._bounded import BoundedDict
 from lockfast._model import Capabilities, Claim, Health, LockInfo, Observation, Renewal
 from lockfast._time import first_fence
 from lockfast.backends.optional import WithoutValues, holders_of
-from lockfast.backends.redlock.io.fanout import Enough, Fanout, Verb, all_of_them, has_answered
+from lockfast.backends.redlock.io.fanout import Enough, Fanout, Verb, Verbs, all_of_them, has_answered, were_sent
 from lockfast.backends.redlock.observing import Observations
 from lockfast.backends.redlock.quorum import Node, Quorum, ignore
 from lockfast.backends.redlock.renewals import QuorumRenewals
@@ -85,22 +85,22 @@ class QuorumBackend(Votes, WithoutValues):
         freed = [node for node, one in enumerate(first) if one == 1]
         unknown = [node for node, one in enumerate(first) if not has_answered(one)]  # they may have freed it
         granted_by = self._recall(claim).granted_by
-        verbs: builtins.list[Verb | None] = [
-            None
-            if number in freed
-            else node.release(claim, linger=linger, within=within, successor=successor)
-            if granted_by is None or number in granted_by
-            else _release_or_leave(node, claim, linger, within, successor)
-            for number, node in enumerate(self._nodes)
-        ]
+
+        def verb(number: int) -> Verb | None:
+            if number in freed:
+                return None
+            if granted_by is None or number in granted_by:
+                return self._nodes[number].release(claim, linger=linger, within=within, successor=successor)
+            return _release_or_leave(self._nodes[number], claim, linger, within, successor)
 
         def yes(results: Sequence[Any]) -> int:
             return len(freed) + sum([one is True for one in results])
 
-        results = await self._to_the_end(claim, verbs, lambda results: yes(results) >= self._quorum.majority, within)
+        results = await self._to_the_end(claim, verb, lambda results: yes(results) >= self._quorum.majority, within)
         answered = len(freed) + answers(results)
         if answered < self._quorum.majority:
-            raise self._quorum.too_few(results, f"lock {claim.terms.name!r} cannot be released")
+            what = f"lock {claim.terms.name!r} cannot be released"
+            raise self._quorum.too_few(results, what, sent=were_sent(first))
         self._histories.pop(claim.id, None)
         maybe = len(results) - answered + sum([results[node] is False for node in unknown])
         return yes(results) + maybe >= self._quorum.majority
@@ -110,7 +110,7 @@ class QuorumBackend(Votes, WithoutValues):
         self._histories.pop(claim.id, None)
         self._observations.pop(claim.id, None)
         try:
-            verbs = [node.abandon(claim, within=within) for node in self._nodes]
+            verbs = _at_each(self._nodes, lambda node: node.abandon(claim, within=within))
             results = await self._to_the_end(
                 claim, verbs, lambda results: answers(results) >= self._quorum.majority, within
             )
@@ -119,9 +119,7 @@ class QuorumBackend(Votes, WithoutValues):
         finally:
             self._fanout.wakeups.forget(claim)
 
-    async def _to_the_end(
-        self, claim: Claim, verbs: Sequence[Verb | None], settled: Enough, within: float
-    ) -> builtins.list[Any]:
+    async def _to_the_end(self, claim: Claim, verbs: Verbs, settled: Enough, within: float) -> builtins.list[Any]:
         """What ends a claim reaches every server, though the caller does not wait for the slow ones."""
 
         def late(number: int, result: Any) -> None:
@@ -145,41 +143,36 @@ class QuorumBackend(Votes, WithoutValues):
         if observations is None or not after:
             observations = Observations(len(self._nodes), self._micros())
             self._observations[claim.id] = observations
-        verbs = [
-            node.observe(claim, after=observations.after[number], within=within)
-            for number, node in enumerate(self._nodes)
-        ]
+        nodes, known = self._nodes, observations.after
+        verbs: Verbs = lambda number: nodes[number].observe(claim, after=known[number], within=within)  # noqa: E731
         results = await self._fanout.ask(verbs, all_of_them, within=within, claim=claim.id, late=ignore)
         if answers(results) < self._quorum.majority:
             raise self._quorum.too_few(results, f"{claim.terms.name!r} cannot be observed")
         return observations.see(results, after)
 
     async def inspect(self, key: str, *, within: float) -> LockInfo:
-        verbs = [node.inspect(key, within=within) for node in self._nodes]
-        return self._merged(key, await self._question(verbs, f"{key!r}", within))
+        return self._merged(key, await self._question(lambda node: node.inspect(key, within=within), repr(key), within))
 
     async def inspect_holders(self, key: str, *, within: float) -> LockInfo:
-        verbs = [holders_of(node, key, within=within) for node in self._nodes]
-        return self._merged(key, await self._question(verbs, f"{key!r}", within))
+        results = await self._question(lambda node: holders_of(node, key, within=within), repr(key), within)
+        return self._merged(key, results)
 
     async def break_(self, key: str, *, within: float) -> LockInfo:
         """Its holds are ended, and then refused: a holder that learns of it later finds no server to renew them at."""
         until = self._fanout.now() + within
-        verbs: builtins.list[Verb] = [node.end_holds(key, within=within) for node in self._nodes]
-        results = await self._question(verbs, f"{key!r}", within)
+        results = await self._question(lambda node: node.end_holds(key, within=within), repr(key), within)
         before = self._merged(key, [one.info if has_answered(one) else one for one in results])
         for id, seconds in broken_holders(before, results).items():
             left = self._quorum.time_left(until)
-            verbs = [node.refuse(key, id, seconds=seconds, within=left) for node in self._nodes]
-            await self._question(verbs, f"{key!r}", left)
+            await self._question(_refusal(key, id, seconds, left), repr(key), left)
         return before
 
     def _merged(self, key: str, results: Sequence[Any]) -> LockInfo:
         return merged(key, results, [node.name for node in self._nodes])
 
     async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
-        verbs = [node.list(prefix, within=within) for node in self._nodes]
-        results = await self._question(verbs, f"names with {prefix!r}", inf)  # each request is limited, not all of them
+        what = f"names with {prefix!r}"  # each request is limited, not all of them
+        results = await self._question(lambda node: node.list(prefix, within=within), what, inf)
         found = [{info.name: info for info in one} if has_answered(one) else one for one in results]
         keys = sorted({key for one in found if isinstance(one, dict) for key in one})
         infos = [self._merged(key, [_info(one, key) for one in found]) for key in keys]
@@ -193,7 +186,8 @@ class QuorumBackend(Votes, WithoutValues):
             for health, node in healths
         ]
 
-    async def _question(self, verbs: Sequence[Verb], what: str, within: float) -> builtins.list[Any]:
+    async def _question(self, verb: Callable[[Node], Verb], what: str, within: float) -> builtins.list[Any]:
+        verbs = _at_each(self._nodes, verb)
         results = await self._fanout.ask(verbs, all_of_them, within=within, late=ignore)
         if answers(results) < self._quorum.majority:
             raise self._quorum.too_few(results, f"{what} cannot be asked about")
@@ -208,6 +202,14 @@ class QuorumBackend(Votes, WithoutValues):
     def after_fork(self, *, child: bool) -> None:
         if child:
             self._fanout.after_fork()
+
+
+def _refusal(key: str, id: str, seconds: float, within: float) -> Callable[[Node], Verb]:
+    return lambda node: node.refuse(key, id, seconds=seconds, within=within)
+
+
+def _at_each(nodes: Sequence[Node], verb: Callable[[Node], Verb]) -> Verbs:
+    return lambda number: verb(nodes[number])
 
 
 async def _release_or_leave(node: Node, claim: Claim, linger: float, within: float, successor: str) -> bool:

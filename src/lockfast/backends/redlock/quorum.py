@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from lockfast._model import Busy, Claim, Grant, LockInfo, Observation, Renewal
 from lockfast._time import format_duration
-from lockfast.backends.redlock.io.fanout import PENDING, Fanout
+from lockfast.backends.redlock.io.fanout import PENDING, Fanout, were_sent
 from lockfast.backends.redlock.tally import BrokenHolds, Tally, answers
 from lockfast.errors import BackendUnavailable
 
@@ -91,7 +91,7 @@ class Quorum:
         if not young:
             return self.too_few(results, f"lock {name!r} cannot be asked for", sent=sent)
         if len(left) < self.majority or answers(results) < len(results):  # others may be back before these count
-            return self.too_few(results, f"lock {name!r} cannot be asked for", [*young, _WHY_EXCLUDED])
+            return self.too_few(results, f"lock {name!r} cannot be asked for", [*young, _WHY_EXCLUDED], sent=sent)
         soonest = sorted(left.values())[self.majority - 1]
         return BackendUnavailable(
             f"lock {name!r} cannot be granted for another {format_duration(soonest)}: "
@@ -101,9 +101,12 @@ class Quorum:
         )
 
     def too_few(
-        self, results: Sequence[Any], what: str, also: Sequence[str] = (), do: str = "answer", *, sent: bool = True
+        self, results: Sequence[Any], what: str, also: Sequence[str] = (), do: str = "answer", *, sent: bool = False
     ) -> BackendUnavailable:
-        """The error for `what` cannot be done, because fewer servers than a majority `do` what is needed."""
+        """The error for `what` cannot be done, because fewer servers than a majority `do` what is needed.
+
+        `sent`: a request for it may have reached a server before these results.
+        """
         errors = [answer for answer in results if answer.__class__ is BackendUnavailable]
         silent = [f"{self.nodes[node].name} is not waited for" for node, one in enumerate(results) if one is PENDING]
         reasons = "; ".join([*map(str, errors), *silent, *also])
@@ -111,7 +114,7 @@ class Quorum:
         return BackendUnavailable(
             f"{what}: fewer than {self.majority} of the {len(self.nodes)} lock servers {do} ({reasons})",
             transient=not final,
-            sent=sent,
+            sent=sent or were_sent(results),
         )
 
     def __repr__(self) -> str:

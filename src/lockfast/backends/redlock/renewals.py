@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from lockfast._bounded import BoundedSet
 from lockfast._model import Claim, Grant, Renewal
-from lockfast.backends.redlock.io.fanout import all_of_them, has_answered
+from lockfast.backends.redlock.io.fanout import Verb, all_of_them, has_answered
 from lockfast.backends.redlock.quorum import Quorum, ignore
 from lockfast.backends.redlock.tally import answers, by_lease, kept
 from lockfast.errors import BackendUnavailable
@@ -48,8 +48,10 @@ class QuorumRenewals:
             if has_answered(answer):
                 self._repair_later(number, self._missing_at(batch, known, answer), asked_at)
 
-        verbs = [node.renew(batch, within=within) for node in self._nodes]
-        results = await self._fanout.ask(verbs, all_of_them, within=within, settled=settled, late=late)
+        def verb(number: int) -> Verb:
+            return self._nodes[number].renew(batch, within=within)
+
+        results = await self._fanout.ask(verb, all_of_them, within=within, settled=settled, late=late)
         votes = by_lease(results, len(batch))
         lost = self._to_regain(batch, votes)
         if lost:
@@ -108,15 +110,14 @@ class QuorumRenewals:
     async def _repair(self, lost: dict[int, list[Renewal]], within: float) -> list[Any]:
         """A node lost holds, or never had them: it takes them again where it is free. By node: the claims it took."""
         until = self._fanout.now() + REPAIR_S
-        verbs = [
-            self._vote_again(number, lost[number], until, within) if number in lost else None
-            for number in range(len(self._nodes))
-        ]
+
+        def verb(number: int) -> Verb | None:
+            return self._vote_again(number, lost[number], until, within) if number in lost else None
 
         def enough(results: Sequence[Any]) -> bool:
             return answers(results) >= len(lost)
 
-        return await self._fanout.ask(verbs, enough, within=within, late=ignore)
+        return await self._fanout.ask(verb, enough, within=within, late=ignore)
 
     async def _vote_again(self, number: int, lost: Sequence[Renewal], until: float, within: float) -> set[str]:
         """As often as there is time for; the rest comes with the next renewal."""

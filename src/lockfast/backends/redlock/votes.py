@@ -13,7 +13,7 @@ from lockfast._bounded import BoundedDict
 from lockfast._model import Busy, Claim, Grant
 from lockfast._time import full_jitter
 from lockfast.backends.redis.io.resp import ReplyError, kind_of
-from lockfast.backends.redlock.io.fanout import PENDING, all_of_them
+from lockfast.backends.redlock.io.fanout import PENDING, Verb, all_of_them, were_sent
 from lockfast.backends.redlock.quorum import Quorum, ignore
 from lockfast.backends.redlock.tally import Tally, agreed_fence, answers, busy_of, is_held, is_next, tally
 from lockfast.errors import BackendUnavailable
@@ -90,7 +90,7 @@ class Votes:
             pause = min(seconds, self._split_pause(history.splits))
             await self._fanout.pause(pause)
             seconds -= pause
-        history.woken = await self._fanout.wakeups.wait(claim, seconds)
+        history.woken = bool(await self._fanout.wakeups.wait(claim, seconds))
         return history.woken
 
     def _split_pause(self, attempt: int) -> float:
@@ -126,7 +126,7 @@ class Votes:
         votes = results.count(wanted)
         if votes + results.count(PENDING) < len(results):
             history.unknown_at = _failed(results)
-            history.sent = _were_sent(results)
+            history.sent = were_sent(results)
             if any([one.__class__ is ReplyError and kind_of(one) == "NOSCRIPT" for one in results]):  # noqa: C419
                 load = [self._nodes[0].load_quick_vote] * len(self._nodes)  # an operator has flushed the scripts
                 await self._fanout.ask(load, all_of_them, within=self._quorum.time_left(until))
@@ -155,13 +155,13 @@ class Votes:
         def settled(results: Sequence[Any]) -> bool:
             return sum([one.__class__ is Busy for one in results]) >= self._quorum.majority
 
-        verbs = [
-            node.vote(claim, fence=proposal, order=history.order, enqueue=enqueue, within=within)
-            for node in self._nodes
-        ]
-        results = await self._fanout.ask(verbs, enough, within=within, claim=claim.id, settled=settled, new=True)
+        def verb(number: int) -> Verb:
+            node = self._nodes[number]
+            return node.vote(claim, fence=proposal, order=history.order, enqueue=enqueue, within=within)
+
+        results = await self._fanout.ask(verb, enough, within=within, claim=claim.id, settled=settled, new=True)
         votes = self._tally(results, claim)
-        history.sent = history.sent or _were_sent(results)
+        history.sent = history.sent or were_sent(results)
         history.unknown_at |= _failed(results) | {node for node, one in enumerate(results) if one is PENDING}
         if len(votes.counted) >= self._quorum.majority:
             if votes.busy or history.unknown_at or history.splits or history.granted_by is not None:
@@ -197,17 +197,17 @@ class Votes:
     async def _write_back(self, claim: Claim, votes: Tally, fence: int, within: float) -> None:
         """A fence that a later majority might not know of must not be given out."""
         have = [node for node in votes.counted if votes.granted[node].fence == fence]
-        verbs = [
-            node.record_fence(claim, fence=fence, instead_of=votes.granted[number].fence, within=within)
-            if number in votes.granted and number not in have
-            else None
-            for number, node in enumerate(self._nodes)
-        ]
+
+        def verb(number: int) -> Verb | None:
+            if number not in votes.granted or number in have:
+                return None
+            instead_of = votes.granted[number].fence
+            return self._nodes[number].record_fence(claim, fence=fence, instead_of=instead_of, within=within)
 
         def enough(results: Sequence[Any]) -> bool:
             return len(have) + sum(results[node] is True for node in votes.counted) >= self._quorum.majority
 
-        results = await self._fanout.ask(verbs, enough, within=within, claim=claim.id)
+        results = await self._fanout.ask(verb, enough, within=within, claim=claim.id)
         if not enough(results):
             self._recall(claim).void = fence  # it may still be recorded, after what is asked next
             raise BackendUnavailable(
@@ -239,14 +239,15 @@ class Votes:
         """
         history, within = self._recall(claim), self._quorum.time_left(until)
         history.void, history.fence = max(history.void, *[grant.fence for grant in granted.values()]), 0
-        verbs = [
-            node.give_back(claim, up_to=history.void, order=history.order, enqueue=enqueue, within=within)
-            if number in granted
-            else None
-            for number, node in enumerate(self._nodes)
-        ]
+
+        def verb(number: int) -> Verb | None:
+            if number not in granted:
+                return None
+            node = self._nodes[number]
+            return node.give_back(claim, up_to=history.void, order=history.order, enqueue=enqueue, within=within)
+
         await self._fanout.ask(
-            verbs, lambda results: answers(results) >= len(granted), within=within, claim=claim.id, late=ignore
+            verb, lambda results: answers(results) >= len(granted), within=within, claim=claim.id, late=ignore
         )
 
     # What is remembered, and what is wrong
@@ -268,8 +269,3 @@ class Votes:
 def _failed(results: Sequence[Any]) -> frozenset[int]:
     """The nodes of which it is not known what they did: they may have got the request."""
     return frozenset(node for node, one in enumerate(results) if one.__class__ is BackendUnavailable and one.sent)
-
-
-def _were_sent(results: Sequence[Any]) -> bool:
-    """Whether any of the requests may have reached its server."""
-    return any(one.__class__ is not BackendUnavailable or one.sent for one in results)

@@ -21,6 +21,7 @@ from lockfast._bounded import BoundedSet
 from lockfast._model import (
     EXCLUSIVE,
     MAX_POLL_S,
+    MAX_POSITION,
     MAX_TTL_S,
     PRESENCE_S,
     SHARED,
@@ -53,8 +54,11 @@ class _QueuePosition(NamedTuple):
     """The position of a claim in the queue."""
 
     place: int | None  # its number in the queue; None if it does not wait, or its presence has run out
-    ahead: int  # waiters before it, without those whose reservation lapsed
-    unserved: int  # those of them without a reservation
+    ahead: int  # waiters before it, without those whose reservation lapsed; `MAX_POSITION` at most
+    unserved: bool  # whether one of all of these has no reservation
+
+
+_AHEAD: Final = f"FROM claims WHERE key = :key AND waiting = 1 AND lapsed = 0 AND {SOUND_WAITER} AND place < :place"
 
 
 def _position_of(t: SqliteTransaction, claim: Claim, waits: bool) -> _QueuePosition:
@@ -62,12 +66,14 @@ def _position_of(t: SqliteTransaction, claim: Claim, waits: bool) -> _QueuePosit
     if waits:
         mine = f"SELECT place FROM claims WHERE claim = :claim AND waiting = 1 AND {SOUND_WAITER}"
         (place,) = t.execute(mine, {"claim": claim.id, "now": t.now}).fetchone() or (None,)
+    facts = {"key": claim.terms.key, "now": t.now, "place": 1 << 62 if place is None else place}
     ahead, unserved = t.execute(
-        "SELECT count(*), count(*) - count(reserved_until) FROM claims"
-        f" WHERE key = :key AND waiting = 1 AND lapsed = 0 AND {SOUND_WAITER} AND place < :place",
-        {"key": claim.terms.key, "now": t.now, "place": 1 << 62 if place is None else place},
+        f"SELECT count(*), count(*) > count(reserved_until) FROM (SELECT reserved_until {_AHEAD} LIMIT {MAX_POSITION})",
+        facts,
     ).fetchone()
-    return _QueuePosition(place, ahead, unserved)
+    if ahead == MAX_POSITION and not unserved:  # of a semaphore for many: one behind them may wait
+        (unserved,) = t.execute(f"SELECT EXISTS (SELECT 1 {_AHEAD} AND reserved_until IS NULL)", facts).fetchone()
+    return _QueuePosition(place, ahead, bool(unserved))
 
 
 # The verbs, each a step of one transaction
@@ -390,10 +396,11 @@ class SqliteBackend:
     async def _run(
         self, step: Step[T], *args: Any, within: float, quick: Step[T | None] | None = None, reads: bool = False
     ) -> T:
-        answer, unreached = await self._driver.transact(step, args, within, quick, reads)
+        answer: T
+        answer, unreached = await self._driver.transact((step, args, quick, reads), within)
         while unreached:  # the process of that waiter has ended: the next waiter need not wait for its grace
             wake = unreached.pop()
-            _, more = await self._driver.transact(_abandon, (wake.key, wake.claim), within)
+            _, more = await self._driver.transact((_abandon, (wake.key, wake.claim), None, False), within)
             unreached += more
         return answer
 
@@ -405,7 +412,7 @@ class SqliteBackend:
             self._contended.add(claim.terms.key)
         return answer
 
-    async def wait(self, claim: Claim, seconds: float) -> bool:
+    async def wait(self, claim: Claim, seconds: float) -> bool | Grant:
         return await self._driver.wakeups.wait(claim, seconds)
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool]:

@@ -72,7 +72,8 @@ _COLUMNS: Final = "waiting, place, claim, holder, mode, acquired_at, ends_at, en
 _ROWS: Final = (
     f"SELECT {_COLUMNS} FROM claims WHERE key = ? AND waiting < 1"
     f" UNION ALL SELECT {_COLUMNS} FROM claims WHERE key = ? AND waiting > 1"
-    f" UNION ALL SELECT {_COLUMNS} FROM claims WHERE key = ? AND reserved_until IS NOT NULL"
+    # Named, or SQLite takes the primary key, and visits every waiter.
+    f" UNION ALL SELECT {_COLUMNS} FROM claims INDEXED BY reservations WHERE key = ? AND reserved_until IS NOT NULL"
 )
 
 

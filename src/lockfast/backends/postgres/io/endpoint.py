@@ -24,6 +24,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from lockfast._secrets import SECRET_OPTIONS, shown_option
 from lockfast._text import shown
+from lockfast.backends.connecting.second_tries import SecondTries
 
 PUBLIC: Final = "public"
 SAFE_PATH: Final = "pg_catalog, pg_temp"  # a search_path on which no other role can create what is found first
@@ -67,6 +68,7 @@ class PostgresEndpoint:
     advisory: bool = False  # advisory locks, not the table
     waiting: int = WAITING  # of advisory locks, as is the next
     pooler: str = ""  # "session": there is one, which gives out whole sessions
+    second_tries: SecondTries = field(default_factory=SecondTries, compare=False)
     _good: list[dict[str, str]] = field(default_factory=list, compare=False)  # with which a connection was made last
 
     def __repr__(self) -> str:

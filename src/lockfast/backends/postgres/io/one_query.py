@@ -6,6 +6,7 @@ Decides: how it is sent in either world. It sets and prepares nothing, so any po
 from __future__ import annotations
 
 import json
+from functools import partial
 
 from psycopg import pq
 
@@ -13,7 +14,7 @@ from lockfast._time import boot_now
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, conninfo
 from lockfast.backends.postgres.io.refusals import Broken, no_connection
 from lockfast.backends.postgres.io.resolver import Names, each_address
-from lockfast.backends.postgres.io.stepping import Late, run
+from lockfast.backends.postgres.io.stepping import Late, run, run_first_ready
 from lockfast.backends.postgres.io.wire import connect, last_result
 
 # No operator, which a role could define for its own purposes in a schema of the caller's search_path.
@@ -44,7 +45,7 @@ def _ask(endpoint: PostgresEndpoint, sql: str, until: float) -> bytes:
     reasons: list[Exception] = []
     for params, end in each_address(Names(), endpoint, until, reasons):
         try:
-            answer = _ask_host(conninfo(params), sql, end)
+            answer = _ask_host(endpoint, conninfo(params), sql, end)
             endpoint.remember(params)
             return answer
         except (Late, Broken) as reason:
@@ -52,8 +53,8 @@ def _ask(endpoint: PostgresEndpoint, sql: str, until: float) -> bytes:
     raise no_connection(endpoint, reasons)
 
 
-def _ask_host(conninfo: bytes, sql: str, until: float) -> bytes:
-    pg = run(connect(conninfo), until)
+def _ask_host(endpoint: PostgresEndpoint, conninfo: bytes, sql: str, until: float) -> bytes:
+    pg = run_first_ready(endpoint.second_tries, partial(connect, conninfo), until)
     try:
         result = run(last_result(pg, lambda: pg.send_query(sql.encode())), until)
         value = result.get_value(0, 0) if result.status == pq.ExecStatus.TUPLES_OK else None

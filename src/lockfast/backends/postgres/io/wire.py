@@ -19,6 +19,7 @@ from psycopg import pq
 from lockfast.backends.postgres.io.refusals import Broken, message_of, one_line
 
 Steps = Generator[tuple[int, Literal["r", "w"]], None, Any]  # yields a socket, and whether to read or to write
+MIN_PIPELINE: Final = 140000  # version of libpq
 _CONNECTED: Final = (pq.PollingStatus.OK, pq.PollingStatus.FAILED)  # or not at all
 _open: weakref.WeakSet[Any] = weakref.WeakSet()  # libpq's connections of this process, also those that are being made
 
@@ -86,12 +87,28 @@ def pipelined(pg: pq.abc.PGconn, sends: Sequence[Callable[[], None]]) -> Steps:
             if pg.status == pq.ConnStatus.BAD:
                 raise Broken(message_of(pg))
             if result is not None and result.status == pq.ExecStatus.PIPELINE_SYNC:
-                pg.exit_pipeline_mode()
+                with suppress(psycopg.Error):  # a request was sent behind these, see `send_behind`
+                    pg.exit_pipeline_mode()
                 return results
             if result is not None and result.status != pq.ExecStatus.PIPELINE_ABORTED:
                 results.append(result)
     except psycopg.Error as error:
         raise Broken(one_line(str(error))) from error
+
+
+def send_behind(pg: pq.abc.PGconn, send: Callable[[], None]) -> bool:
+    """Send one more request while those of `pipelined` are under way; the server carries it out after them, even if the
+    connection is closed meanwhile. Its reply is never read, so the connection must not be used for others.
+
+    False if it cannot be sent. A part of it may be sent only once the socket takes more: libpq has it from then on.
+    """
+    if pg.pipeline_status != pq.PipelineStatus.ON:
+        return False
+    with suppress(psycopg.Error):  # the connection has ended
+        send()
+        pg.pipeline_sync()
+        pg.flush()
+    return True
 
 
 def _close_copies() -> None:

@@ -21,8 +21,8 @@ from lockfast._time import boot_now
 from lockfast.backends.postgres.io.endpoint import SAFE_PATH, PostgresEndpoint, conninfo
 from lockfast.backends.postgres.io.refusals import Broken, error_of, is_transient, no_connection, unavailable
 from lockfast.backends.postgres.io.resolver import Names, each_address
-from lockfast.backends.postgres.io.stepping import Late, run
-from lockfast.backends.postgres.io.wire import Steps, connect, last_result, pipelined
+from lockfast.backends.postgres.io.stepping import Late, run_first_ready
+from lockfast.backends.postgres.io.wire import MIN_PIPELINE, Steps, connect, last_result, pipelined
 from lockfast.errors import BackendUnavailable, Unsupported
 
 _PATIENT = (
@@ -51,7 +51,6 @@ _SET: Final = (
     "SELECT set_config(name, CASE name {settings} END, false) FROM pg_settings WHERE name IN ({names}) AND {allowed}"
 )
 _IDENTIFY: Final = "SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery()"
-_MIN_PIPELINE: Final = 140000  # version of libpq
 REPORTS_END: Final = hasattr(select, "POLLRDHUP")  # whether the system reports an end that has not been read up to
 _ARRIVED: Final = getattr(select, "POLLRDHUP", select.POLLIN)
 _ROWS: Final = int(pq.ExecStatus.TUPLES_OK)
@@ -272,7 +271,8 @@ def dial(endpoint: PostgresEndpoint, holder: str, statements: Statements, within
     reasons: list[Exception] = []
     for params, end in each_address(Names(), endpoint, until, reasons):
         try:
-            dialled = _dial(endpoint, conninfo({**_OF_CLIENT, **params, **called}), statements, end)
+            steps = partial(_dial, endpoint, conninfo({**_OF_CLIENT, **params, **called}), statements)
+            dialled: Dialled = run_first_ready(endpoint.second_tries, steps, end)
             endpoint.remember(params)
             return dialled
         except (Late, Broken, BackendUnavailable) as reason:
@@ -282,9 +282,9 @@ def dial(endpoint: PostgresEndpoint, holder: str, statements: Statements, within
     raise no_connection(endpoint, reasons)
 
 
-def _dial(endpoint: PostgresEndpoint, params: bytes, statements: Statements, until: float) -> Dialled:
-    """Raises Late, Broken, BackendUnavailable or Unsupported."""
-    pgconn = run(connect(params), until)
+def _dial(endpoint: PostgresEndpoint, params: bytes, statements: Statements) -> Steps:
+    """Raises Broken, BackendUnavailable or Unsupported."""
+    pgconn = yield from connect(params)
     try:
         settings = {**_SETTINGS, **keeping(KEPT_S)}
         names = ", ".join(f"'{name}'" for name in settings)
@@ -297,7 +297,7 @@ def _dial(endpoint: PostgresEndpoint, params: bytes, statements: Statements, unt
         ]
         sends = [partial(pgconn.send_query_params, sql.encode(), None) for sql in queries]
         sends += [partial(pgconn.send_prepare, name, sql.encode(), types) for name, (types, sql) in statements.items()]
-        results = run(_exchange(pgconn, sends), until)
+        results = yield from _exchange(pgconn, sends)
         for result in results:
             if result.status not in _DONE:
                 raise refusal(endpoint.name, result)
@@ -312,7 +312,7 @@ def _dial(endpoint: PostgresEndpoint, params: bytes, statements: Statements, unt
 
 def _exchange(pgconn: pq.abc.PGconn, sends: Sequence[Callable[[], None]]) -> Steps:
     """The result of each request, up to the first error; in one round trip, if libpq can. Raises Broken."""
-    if pq.version() < _MIN_PIPELINE:
+    if pq.version() < MIN_PIPELINE:
         results = []
         for send in sends:
             results.append((yield from last_result(pgconn, send)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +17,8 @@ from lockfast._model import Claim
 from lockfast._refusals import closed_driver
 from lockfast._worlds import Clock
 from lockfast._worlds.asyncio_ import background_task, end_tasks
+from lockfast.backends.connecting.arrived import READ_AGAIN_AFTER_S
+from lockfast.backends.connecting.first_ready import first_ready
 from lockfast.backends.connecting.single_flight import SingleFlight
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.refusals import Broken, RolledBack, copy_of, no_connection, unavailable
@@ -24,6 +26,7 @@ from lockfast.backends.postgres.io.resolver import Names, not_found, shares
 from lockfast.backends.postgres.io.stepping_asyncio import run
 from lockfast.backends.postgres.io.wire import Steps
 from lockfast.backends.postgres_table.io.batching import (
+    BEHIND_AFTER_S,
     CLEAN_UP_WITHIN_S,
     LISTEN_AGAIN_AFTER_S,
     LISTEN_WITHIN_S,
@@ -126,7 +129,9 @@ class AsyncioPostgres:
     def _carried(self, loop: asyncio.AbstractEventLoop, request: TableRequest, until: float) -> asyncio.Future[Any]:
         """What becomes of it, later: an answer, or an error."""
         answer = loop.create_future()
-        self._waiting.append(PendingTableRequest(request, answer, until))
+        self._waiting.append(pending := PendingTableRequest(request, answer, until))
+        if request.is_cleanup and self._busy:
+            loop.call_later(BEHIND_AFTER_S, self._send_behind, pending)
         if not self._pumps:
             self._pumps = True
             loop.call_soon(self._pump)
@@ -211,6 +216,10 @@ class AsyncioPostgres:
         """If it was not answered, close the connection and all that have been idle for as long."""
         if not connection.probing or connection.since != probed_at or connection not in self._busy:
             return
+        if connection.is_answered:
+            loop = asyncio.get_running_loop()
+            loop.call_later(READ_AGAIN_AFTER_S, self._end_probe, connection, probed_at)
+            return
         self._busy.remove(connection)
         suspects = [one for one in self._idle if one.idle_since <= connection.idle_since]
         self._idle = [one for one in self._idle if one.idle_since > connection.idle_since]
@@ -223,10 +232,19 @@ class AsyncioPostgres:
         """A dead connection never answers; requests that still have time may wait there."""
         now = asyncio.get_running_loop().time() if self._busy else 0.0
         for connection in list(self._busy):
-            if connection.since + SILENT_S <= now and all(pending.answer.done() for pending in connection.batch):
+            given_up = all(pending.answer.done() for pending in connection.batch)
+            if connection.since + SILENT_S <= now and given_up and not connection.is_answered:
+                for waiting in self._waiting:
+                    self._send_behind(waiting)
                 self._busy.remove(connection)
                 connection.close()
                 self._suspect(connection.sent_at)
+
+    def _send_behind(self, pending: PendingTableRequest) -> None:
+        """The server does not answer, and may never do so while we are there."""
+        if not pending.answer.done():
+            for connection in self._busy:
+                connection.abandon_behind(pending.request)
 
     def _suspect(self, moment: float) -> None:
         """What was sent then was never answered. Connections that have received nothing since may be dead too."""
@@ -329,12 +347,18 @@ class AsyncioPostgres:
             for one, end in shares(self.endpoint.in_order(found), last, now):
                 try:
                     async with asyncio.timeout_at(end):
-                        session: TableSession = await run(open_session(self.endpoint, one, version))
+                        session = await self._first_ready(one, version, end - now())
                     self.endpoint.remember(one)
                     return session
                 except (TimeoutError, Broken, RolledBack) as reason:
                     reasons.append(reason)
         raise no_connection(self.endpoint, reasons, sent=False)
+
+    async def _first_ready(self, params: Mapping[str, str], version: int, within: float) -> TableSession:
+        def connect() -> Coroutine[Any, Any, TableSession]:
+            return run(open_session(self.endpoint, params, version))
+
+        return await first_ready(self.endpoint.second_tries, connect, within, TableSession.close)
 
     # Wake-ups
 

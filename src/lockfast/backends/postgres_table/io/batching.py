@@ -21,6 +21,7 @@ STUCK_AFTER_S: Final = 0.05  # so long: an open transaction of another client ha
 LISTEN_WITHIN_S: Final = 2.0  # the most that a waiter gives to the connection that would wake it
 UNLISTEN_WITHIN_S: Final = 0.5  # to take a LISTEN back behind a pooler
 LISTEN_AGAIN_AFTER_S: Final = 5.0  # after a connection for wake-ups could not be made
+BEHIND_AFTER_S: Final = 0.5  # without a reply, after which what takes a request back is sent behind it
 CLEAN_UP_WITHIN_S: Final = 1.0  # for taking back, once and after close(), what was asked for before
 MAX_TRIES: Final = 20  # of a request that the server rolls back because of concurrent transactions
 
@@ -28,8 +29,8 @@ MAX_TRIES: Final = 20  # of a request that the server rolls back because of conc
 class TableRequest:
     """`columns` are what differs between requests of a kind, `tail` is what does not.
 
-    Where requests of a kind can be batched, the columns begin with the name, and the tail with the milliseconds that
-    the server waits for a name that an open transaction has locked.
+    The columns of a request for a claim begin with its name and its id. Where requests of a kind can be batched, the
+    tail begins with the milliseconds that the server waits for a name that an open transaction has locked.
     """
 
     __slots__ = ("alone", "blocked", "columns", "is_cleanup", "kind", "statement", "tail")
@@ -53,6 +54,10 @@ class TableRequest:
     def name(self) -> Sequence[str | None]:
         """With its namespace."""
         return self.columns[:2]
+
+    def follows(self, other: TableRequest) -> bool:
+        """Whether it takes back what the other one asks for."""
+        return self.is_cleanup and other.kind == "acquire" and self.columns[:3] == other.columns[:3]
 
 
 class Many(NamedTuple):
@@ -104,10 +109,13 @@ def may_join(request: TableRequest, first: TableRequest) -> bool:
     return not request.blocked or request.name == first.name
 
 
+def alone(request: TableRequest) -> tuple[PreparedStatement, list[bytes | None]]:
+    return request.statement, [None if one is None else one.encode() for one in (*request.columns, *request.tail)]
+
+
 def statement_for(batch: Sequence[TableRequest], many: Many) -> tuple[PreparedStatement, list[bytes | None]]:
     if len(batch) == 1:
-        request = batch[0]
-        return request.statement, [None if one is None else one.encode() for one in (*request.columns, *request.tail)]
+        return alone(batch[0])
     params: list[bytes | None] = []
     for kind, columns in many.kinds:
         chosen = [request.columns for request in batch if request.kind == kind]

@@ -10,6 +10,7 @@ import math
 import select
 import threading
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -21,7 +22,7 @@ from lockfast.backends.connecting.turns import in_turn
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.refusals import Broken, RolledBack, no_connection, unavailable
 from lockfast.backends.postgres.io.resolver import Names, each_address
-from lockfast.backends.postgres.io.stepping import Late, run
+from lockfast.backends.postgres.io.stepping import Late, run, run_first_ready
 from lockfast.backends.postgres_table.io.batching import (
     CLEAN_UP_WITHIN_S,
     LISTEN_AGAIN_AFTER_S,
@@ -289,7 +290,8 @@ class BlockingPostgres:
         reasons: list[Exception] = []
         for params, end in each_address(self._names, self.endpoint, until, reasons):
             try:
-                session: TableSession = run(open_session(self.endpoint, params, version), end)
+                steps = partial(open_session, self.endpoint, params, version)
+                session: TableSession = run_first_ready(self.endpoint.second_tries, steps, end)
                 self.endpoint.remember(params)
                 return session
             except (Late, Broken, RolledBack) as reason:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockfast._time import boot_now
+from lockfast.backends.connecting.arrived import has_arrived
 from lockfast.backends.postgres.io.refusals import Broken
 from lockfast.backends.postgres.io.stepping import run
 from lockfast.backends.postgres.io.wire import Steps
@@ -59,6 +60,10 @@ class TableSubscription:
             self.broken = True
             return [WAKE_ALL]  # wake-ups that came meanwhile are lost
 
+    def has_received(self, since: float) -> bool:
+        """Since that moment, or just now: it may only not be read yet."""
+        return self.received_at > since or (since < math.inf and has_arrived(self._session.pg.socket))
+
     def abandon(self) -> None:
         """It is the parent's. `wire` has closed our copy of the connection."""
         self._self_pipe.close()
@@ -72,7 +77,7 @@ class PostgresTableWakeups(BlockingWakeups):
     def drop_inbox(self, unless_received_since: float = math.inf) -> None:
         """The connection may be dead: close it, and wake all waiters, which make another one."""
         with self._mutex:
-            if isinstance(self._inbox, TableSubscription) and self._inbox.received_at <= unless_received_since:
+            if isinstance(self._inbox, TableSubscription) and not self._inbox.has_received(unless_received_since):
                 self._inbox.broken = True
                 self._mark(WAKE_ALL)
                 if self._leader is None:

@@ -12,12 +12,15 @@ from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
+from psycopg import pq
+
 from lockfast._model import Claim
 from lockfast._time import boot_now
 from lockfast._worlds import Clock
+from lockfast.backends.connecting.arrived import has_arrived
 from lockfast.backends.postgres.io.refusals import Broken, RolledBack
-from lockfast.backends.postgres.io.wire import Steps
-from lockfast.backends.postgres_table.io.batching import Many, TableRequest, statement_for
+from lockfast.backends.postgres.io.wire import MIN_PIPELINE, Steps
+from lockfast.backends.postgres_table.io.batching import Many, TableRequest, alone, statement_for
 from lockfast.backends.postgres_table.io.session import TableSession
 from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.asyncio_ import AsyncioWaiters
@@ -27,12 +30,13 @@ from lockfast.errors import BackendUnavailable
 class PendingTableRequest:
     """A task's request on its way."""
 
-    __slots__ = ("answer", "request", "until")
+    __slots__ = ("answer", "request", "taken_back", "until")
 
     def __init__(self, request: TableRequest, answer: asyncio.Future[Any], until: float) -> None:
         self.request = request
         self.answer = answer
         self.until = until
+        self.taken_back = False  # by a request behind it
 
 
 class AsyncioTableConnection:
@@ -55,11 +59,27 @@ class AsyncioTableConnection:
         self._steps: Steps | None = None
         self._writing = False
         self._number = session.pg.socket
+        session.takes_more = pq.version() >= MIN_PIPELINE
         loop.add_reader(self._number, self._go_on)
 
     def start(self, batch: list[PendingTableRequest], many: Many) -> None:
         self.batch = batch
         self._begin(self.session.execute(*statement_for([pending.request for pending in batch], many)))
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether something has arrived that is not read yet."""
+        return has_arrived(self._number)
+
+    def abandon_behind(self, abandon: TableRequest) -> None:
+        """If the claim's request is under way here, its end follows it on the same connection.
+
+        The server carries out both, should it go on after we have given up: otherwise the claim would be granted then.
+        """
+        asked = [one for one in self.batch if not one.taken_back and abandon.follows(one.request)]
+        if asked and self.session.send_behind(*alone(abandon)):
+            for one in asked:
+                one.taken_back = True
 
     def probe(self) -> None:
         """Ask for any reply: it has been idle for so long that it may be dead."""
@@ -95,6 +115,8 @@ class AsyncioTableConnection:
     def _finish(self, answer: Any) -> None:
         self._steps = None
         self.probing = False
+        if self.session.used_up:
+            self.close()
         self.idle_since = boot_now()
         self._done(self, answer)
 
@@ -149,6 +171,8 @@ class AsyncioPostgresTableWakeups(AsyncioWaiters):
     def drop_session(self, unless_received_since: float = math.inf) -> None:
         """It may be dead: close it, and wake all waiters, which make another one."""
         if self._session is not None and self._received_at <= unless_received_since:
+            if unless_received_since < math.inf and has_arrived(self._number):
+                return
             self._detach()
             self.wake(WAKE_ALL)
 

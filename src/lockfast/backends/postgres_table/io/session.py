@@ -28,7 +28,7 @@ from lockfast.backends.postgres.io.refusals import (
     refusal,
     unavailable,
 )
-from lockfast.backends.postgres.io.wire import Steps, connect, last_result
+from lockfast.backends.postgres.io.wire import Steps, connect, last_result, pipelined, send_behind
 from lockfast.errors import BackendUnavailable
 
 _logger = logging.getLogger("lockfast")
@@ -68,6 +68,8 @@ class TableSession:
     def __init__(self, pg: Any, endpoint: PostgresEndpoint) -> None:
         self.pg = pg
         self.pooled = False  # behind a pooler each statement may reach another server process
+        self.takes_more = False  # while a statement is under way, another request can be sent behind it
+        self.used_up = False  # one was
         self._endpoint = endpoint
         self._prepared: set[bytes] = set()
         self._preamble: list[bytes] = []  # what each statement selects first, behind a pooler
@@ -145,7 +147,20 @@ class TableSession:
         if statement.name not in self._prepared:
             self._rows((yield from last_result(pg, lambda: pg.send_prepare(statement.name, statement.sql))))
             self._prepared.add(statement.name)
-        return self._reply((yield from last_result(pg, lambda: pg.send_query_prepared(statement.name, params))))
+        if not self.takes_more:
+            return self._reply((yield from last_result(pg, lambda: pg.send_query_prepared(statement.name, params))))
+        results = yield from pipelined(pg, [lambda: pg.send_query_prepared(statement.name, params)])
+        return self._reply(results[-1] if results else None)
+
+    def send_behind(self, statement: PreparedStatement, params: Sequence[bytes | None]) -> bool:
+        """Have the server carry it out after the statement that is under way, whether or not a reply is read here.
+
+        False if that cannot be done. Else the session is used up: there is no reply, and no other statement.
+        """
+        if not send_behind(self.pg, lambda: self.pg.send_query_params(statement.sql, params)):
+            return False
+        self.used_up = True
+        return True
 
     def probe(self) -> Steps:
         """Ends once the server has replied. Raises Broken, and BackendUnavailable."""
@@ -217,8 +232,10 @@ def open_session(endpoint: PostgresEndpoint, params: Mapping[str, str], version:
     session = TableSession((yield from connect(conninfo(params))), endpoint)
     try:
         yield from session.set_up(version)
-    except BaseException:
+    except BaseException as error:
         session.close()
+        if isinstance(error, BackendUnavailable):
+            error.sent = False  # no request is sent before
         raise
     return session
 

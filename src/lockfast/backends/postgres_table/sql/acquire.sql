@@ -96,14 +96,14 @@ BEGIN
     RETURN @.lockfast_granted(p_held.fence, p_held.acquired_at);
 END $$;
 
--- Fast path: the answer to an exclusive claim for a name that is held, if nothing has expired; else null. It reads only
--- the first waiters of the queue, however long the queue is.
+-- Fast path of the rule of admission: the answer to an exclusive claim for a name that is held, if nothing has expired;
+-- else null. It reads only the first waiters of the queue, however long the queue is.
 CREATE OR REPLACE FUNCTION @.lockfast_busy(p_ns text, p_name text, p_claim text, p_place bigint, p_now timestamptz)
 RETURNS json
 LANGUAGE plpgsql AS $$
 DECLARE
     v_inside record;
-    v_line record;
+    v_queue record;
 BEGIN
     SELECT holder_id, mode, expires_at INTO v_inside FROM @.distributed_locks
         WHERE lock_name = p_name AND namespace = p_ns AND slot = 0 AND claim <> p_claim
@@ -113,17 +113,17 @@ BEGIN
     END IF;
     SELECT count(*) AS ahead,
            bool_and(reserved_until IS NULL AND alive_until > p_now AND alive_until <= p_now + PRESENCE) AS wait
-        INTO v_line FROM (
+        INTO v_queue FROM (
             SELECT alive_until, reserved_until FROM @.lockfast_queue
             WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND NOT lapsed AND place < p_place
             ORDER BY place LIMIT HEAD) AS head;
-    IF v_line.wait THEN
-        IF v_inside.mode = 'shared' THEN  -- all must be gone
+    IF v_queue.wait THEN
+        IF v_inside.mode = 'shared' THEN  -- all of them must end
             SELECT max(expires_at) INTO v_inside.expires_at FROM @.distributed_locks
                 WHERE lock_name = p_name AND namespace = p_ns;
         END IF;
         RETURN json_build_object(
-            'position', v_line.ahead, 'retry_after', extract(epoch FROM v_inside.expires_at - p_now),
+            'position', v_queue.ahead, 'retry_after', extract(epoch FROM v_inside.expires_at - p_now),
             'holder', v_inside.holder_id);
     END IF;
     RETURN NULL;
@@ -157,7 +157,7 @@ DECLARE
     v_held @.distributed_locks;
     v_own record;
     v_inside record;
-    v_line record;
+    v_queue record;
     v_refreshed boolean := false;
 BEGIN
     LOOP
@@ -184,8 +184,8 @@ BEGIN
                count(*) FILTER (WHERE mode = 'shared') AS sharing,
                min(max_holders) FILTER (WHERE mode = 'shared') AS max_holders,
                min(reserved_until) AS first_end, max(reserved_until) AS last_end
-            INTO v_line FROM @.lockfast_queue WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w';
-        EXIT WHEN v_refreshed OR NOT (v_inside.over OR v_line.over);
+            INTO v_queue FROM @.lockfast_queue WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w';
+        EXIT WHEN v_refreshed OR NOT (v_inside.over OR v_queue.over);
         PERFORM @.lockfast_refresh(p_ns, p_name, p_now);
         v_refreshed := true;
     END LOOP;
@@ -211,13 +211,13 @@ BEGIN
             IF v_inside.max_holders IS DISTINCT FROM p_limit THEN
                 RETURN json_build_object('limit', v_inside.max_holders);
             END IF;
-        ELSIF v_line.sharing > 0 AND v_line.max_holders IS DISTINCT FROM p_limit THEN
-            RETURN json_build_object('limit', v_line.max_holders);
+        ELSIF v_queue.sharing > 0 AND v_queue.max_holders IS DISTINCT FROM p_limit THEN
+            RETURN json_build_object('limit', v_queue.max_holders);
         END IF;
     END IF;
-    IF v_line.unserved = 0 AND v_inside.exclusive + v_line.exclusive = 0 AND (
-        CASE WHEN p_mode = 'exclusive' THEN v_inside.shared + v_line.shared = 0
-             ELSE p_limit IS NULL OR v_inside.shared + v_line.shared < p_limit END
+    IF v_queue.unserved = 0 AND v_inside.exclusive + v_queue.exclusive = 0 AND (
+        CASE WHEN p_mode = 'exclusive' THEN v_inside.shared + v_queue.shared = 0
+             ELSE p_limit IS NULL OR v_inside.shared + v_queue.shared < p_limit END
     ) THEN
         RETURN @.lockfast_grant(
             p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, v_own.place, p_now);
@@ -229,10 +229,10 @@ BEGIN
     END IF;
     -- How many waiters are ahead, seconds until the next hold or reservation can expire, and one holder.
     RETURN json_build_object(
-        'position', v_line.ahead,
+        'position', v_queue.ahead,
         'retry_after', extract(epoch FROM CASE WHEN p_mode = 'exclusive'  -- then all holds and reservations must have ended
-            THEN greatest(v_inside.last_end, v_line.last_end)
-            ELSE least(v_inside.first_end, v_line.first_end) END - p_now),
+            THEN greatest(v_inside.last_end, v_queue.last_end)
+            ELSE least(v_inside.first_end, v_queue.first_end) END - p_now),
         'holder', v_inside.holder);
 END $$;
 
@@ -251,7 +251,7 @@ BEGIN
             WHERE claim = p_claim AND kind IN ('w', 'g') AND NAMED
             ORDER BY kind LIMIT 1;
         IF NOT FOUND OR (v_own.kind = 'w' AND v_own.alive_until > p_now) THEN
-            IF v_own.reserved_until > p_now AND v_own.mode = 'exclusive' THEN  -- woken, and nothing else matters
+            IF v_own.reserved_until > p_now AND v_own.mode = 'exclusive' THEN  -- woken: the reservation alone decides
                 RETURN @.lockfast_grant(
                     p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, v_own.place, p_now);
             END IF;
@@ -294,8 +294,8 @@ BEGIN
             RETURN IN_USE;
         END IF;
     END IF;
-    -- Mostly no other claim holds, waits or observes. The clock is read only here: to enter may have taken a while. A
-    -- claim with an address has reason to think that others do.
+    -- In the usual case no other claim holds, waits or observes. The clock is read only here: the call may have waited for
+    -- a lock. A claim with an address comes from a client that has seen another claim.
     IF p_address IS NULL THEN
         INSERT INTO @.distributed_locks AS held
             (namespace, lock_name, holder_id, expires_at, ttl, metadata, claim, mode, max_holders, fence)

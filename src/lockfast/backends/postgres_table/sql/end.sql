@@ -12,7 +12,7 @@ DECLARE
     v_next record;
     v_ours text[];
 BEGIN
-    -- Mostly it holds alone: then the name has no holder afterwards.
+    -- In the usual case it holds alone: then the name has no holder afterwards.
     DELETE FROM @.distributed_locks
         WHERE lock_name = p_name AND namespace = p_ns AND slot = 0 AND claim = p_claim AND mode = 'exclusive'
           AND NOT ended AND expires_at > p_now AND p_linger = 0
@@ -27,7 +27,7 @@ BEGIN
         IF NOT v_ended.waited THEN
             RETURN 'true';
         END IF;
-        IF p_successor = '' THEN  -- mostly the first waiter is exclusive
+        IF p_successor = '' THEN  -- fast path of hand_over, where the first waiter is exclusive
             SELECT place, claim, holder_id, mode, ttl, metadata, address, reserved_until INTO v_next
                 FROM @.lockfast_queue
                 WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND NOT lapsed AND alive_until > p_now
@@ -134,11 +134,11 @@ BEGIN
     RETURN 'true';
 END $$;
 
--- For each: whether it still holds under that fence, and then for as long as it asks for; null if another transaction has
--- locked the row. No name is locked: a row is locked by the transaction that changes it, and what has expired is not brought
--- back. A renewal that has locked rows waits for none, so it is in no deadlock, and a row that stays locked delays no other
--- lease. With p_patience there is one row, which is waited for; if that took longer, the answer is IN_USE, since an error
--- would be a line in the server's log.
+-- For each claim: whether it still holds under that fence, and then its hold is extended to the new ttl; null if another
+-- transaction has locked the row. No name is locked: a row is locked by the transaction that changes it, and an expired
+-- hold is not restored. A renewal that has locked rows waits for none, so it is in no deadlock, and a row that stays locked
+-- delays no other lease. With p_patience there is one row, which is waited for; if that took longer, the answer is IN_USE,
+-- since an error would be a line in the server's log.
 CREATE OR REPLACE FUNCTION @.lockfast_renew(
     p_ns text[], p_names text[], p_claims text[], p_fences bigint[], p_ttls double precision[],
     p_patience integer DEFAULT NULL, p_now double precision DEFAULT NULL

@@ -80,19 +80,23 @@ LANGUAGE sql AS $$
         'now', extract(epoch FROM clock_timestamp()))
 $$;
 
--- Every name of that namespace with that prefix that is held or waited for, in order.
+-- Every name of that namespace with that prefix that is held or waited for, in order. Names are compared byte by byte, so
+-- those with a prefix are in a row. A plan for starts_with() alone would read all names.
 CREATE OR REPLACE FUNCTION @.lockfast_list(p_ns text, p_prefix text, p_now double precision DEFAULT NULL) RETURNS json
 LANGUAGE plpgsql AS $$
 DECLARE
     v_now timestamptz := coalesce(to_timestamp(p_now), clock_timestamp());
+    v_last text := p_prefix || repeat(chr(1114111), 255);  -- the last character there is, in place of each of a name
 BEGIN
     RETURN (
         SELECT coalesce(json_agg(@.lockfast_info(p_ns, lock_name::text, v_now) ORDER BY lock_name), '[]') FROM (
             SELECT lock_name FROM @.distributed_locks
-                WHERE namespace = p_ns AND starts_with(lock_name, p_prefix) AND expires_at > v_now
+                WHERE lock_name BETWEEN p_prefix AND v_last AND starts_with(lock_name, p_prefix)
+                  AND namespace = p_ns AND expires_at > v_now
             UNION
             SELECT lock_name FROM @.lockfast_queue
-                WHERE namespace = p_ns AND starts_with(lock_name, p_prefix) AND kind = 'w' AND alive_until > v_now
+                WHERE lock_name BETWEEN p_prefix AND v_last AND starts_with(lock_name, p_prefix)
+                  AND namespace = p_ns AND kind = 'w' AND alive_until > v_now
         ) AS found);
 END $$;
 

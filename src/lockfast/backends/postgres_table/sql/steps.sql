@@ -33,16 +33,17 @@ BEGIN
             PERFORM pg_advisory_xact_lock(LOCKFAST, RESTART);
             v_number := nextval('@.lockfast_fence');
             v_clock := floor(extract(epoch FROM clock_timestamp()) * 1000000);
-            -- Callers that were checked before draw numbers at any time, also between the next two steps. So many of
-            -- them would have to be drawn there for the sequence to be set back.
+            -- Callers that were checked before draw numbers at any time, also between the next two steps. The clock is
+            -- read again for the second: so the sequence would be set back only if numbers were drawn faster than one
+            -- in a microsecond, and JUST_SET of them beside. However long this process stands still between the steps.
             IF v_clock > v_number + JUST_SET THEN
-                PERFORM setval('@.lockfast_fence', v_clock);
+                PERFORM setval('@.lockfast_fence', floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
             END IF;
             RAISE no_data_found;
         EXCEPTION WHEN no_data_found THEN  -- which unlocks
         END;
         -- Above our beginning: another caller has set the sequence since. Below it, that may have been before a crash
-        -- which forgot the numbers that were drawn then: time tells.
+        -- which forgot the numbers that were drawn then: that is compared with the clock.
         EXIT WHEN v_clock > v_number + JUST_SET OR v_number > v_began;
         PERFORM pg_sleep(0.01);
     END LOOP;
@@ -89,7 +90,7 @@ BEGIN
     RETURN false;
 END $$;
 
--- Reserve for the next waiters, and wake only those. Waiters whose address is p_own_address get no notification: their
+-- Reserve for the next waiters, and wake only these. Waiters whose address is p_own_address get no notification: their
 -- claims are the answer, and the process that asked wakes them itself.
 CREATE OR REPLACE FUNCTION @.lockfast_hand_over(
     p_ns text, p_name text, p_now timestamptz, p_successor text DEFAULT '', p_own_address text DEFAULT ''
@@ -98,7 +99,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_exclusive bigint;
     v_shared bigint;
-    v_line refcursor;
+    v_waiting refcursor;
     v_next record;
     v_ours text[] := '{}';
 BEGIN
@@ -109,18 +110,18 @@ BEGIN
               SELECT mode FROM @.lockfast_queue
               WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND reserved_until IS NOT NULL) AS taken;
     IF p_successor = '' THEN
-        OPEN v_line FOR SELECT place, claim, mode, max_holders, address FROM @.lockfast_queue
+        OPEN v_waiting FOR SELECT place, claim, mode, max_holders, address FROM @.lockfast_queue
             WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND reserved_until IS NULL AND NOT lapsed
               AND alive_until > p_now
             ORDER BY place;
     ELSE
-        OPEN v_line FOR SELECT place, claim, mode, max_holders, address FROM @.lockfast_queue
+        OPEN v_waiting FOR SELECT place, claim, mode, max_holders, address FROM @.lockfast_queue
             WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND reserved_until IS NULL AND NOT lapsed
               AND alive_until > p_now
             ORDER BY holder_id <> p_successor, place;
     END IF;
     WHILE v_exclusive = 0 LOOP
-        FETCH v_line INTO v_next;
+        FETCH v_waiting INTO v_next;
         EXIT WHEN NOT FOUND;
         IF NOT @.lockfast_is_listening(v_next.address, p_own_address) THEN
             UPDATE @.lockfast_queue SET lapsed = true
@@ -142,7 +143,7 @@ BEGIN
             PERFORM pg_notify(v_next.address, v_next.claim);
         END IF;
     END LOOP;
-    CLOSE v_line;
+    CLOSE v_waiting;
     RETURN v_ours;
 END $$;
 
@@ -159,7 +160,7 @@ CREATE OR REPLACE FUNCTION @.lockfast_ttl(p_until timestamptz, p_ttl interval, p
 RETURNS interval
 LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN CASE WHEN least(p_until - p_now, p_ttl) > p_asked THEN p_ttl ELSE p_asked END;
 
--- The clock was set back: whatever was said at a moment that lies ahead is counted anew from here. So a dead holder's lock
+-- The clock was set back: a ttl that was set at a moment that lies ahead starts again now. So a dead holder's lock
 -- does not last for as much longer, and no claim is granted before its holder stops believing, since the holder counts from earlier.
 CREATE OR REPLACE FUNCTION @.lockfast_restart_ttls(p_ns text, p_name text, p_now timestamptz) RETURNS void
 LANGUAGE sql AS $$
@@ -214,7 +215,7 @@ LANGUAGE sql AS $$
         SELECT FROM @.lockfast_queue WHERE lock_name = p_name AND namespace = p_ns AND kind = 'o')
 $$;
 
--- The name as it is now: what has expired is gone and handed over.
+-- The name as it is now: what has expired is deleted, and the name handed over.
 CREATE OR REPLACE FUNCTION @.lockfast_refresh(p_ns text, p_name text, p_now timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -239,7 +240,7 @@ BEGIN
             (SELECT namespace, lock_name FROM @.lockfast_queue WHERE alive_until <= p_now ORDER BY alive_until LIMIT 16)
         ) AS old
     LOOP
-        -- Nor one with a row that another transaction has locked without the name: to delete that would have to wait.
+        -- A name with a row that another transaction has locked, without the name, is skipped too: a delete would have to wait.
         IF pg_try_advisory_xact_lock(LOCKFAST, @.lockfast_hash(v_old.namespace, v_old.lock_name::text)) AND (
             SELECT count(*) FROM @.distributed_locks
                 WHERE lock_name = v_old.lock_name AND namespace = v_old.namespace

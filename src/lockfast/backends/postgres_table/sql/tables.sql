@@ -32,7 +32,7 @@ BEGIN
     RETURN length(v_text) - length(v_bare) + length(replace(v_bare, ' ', '')) <= LARGEST_METADATA
         AND @.lockfast_depth(v_bare) <= DEEPEST;
 END $$;
--- Raises invalid_parameter_value for what is over a limit. As constraints these cost each grant a tenth of its time.
+-- Raises invalid_parameter_value for a value over a limit. As constraints these checks take a tenth of the time of a grant.
 CREATE OR REPLACE FUNCTION @.lockfast_check_limits(p_holder text, p_ttl double precision, p_metadata jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -115,7 +115,7 @@ COMMENT ON COLUMN @.distributed_locks.max_holders IS 'How many may share the nam
 COMMENT ON COLUMN @.distributed_locks.fence IS 'Only grows: a store that checks it refuses a holder that has lost its lock.';
 COMMENT ON COLUMN @.distributed_locks.ended IS 'Released, but the name stays taken until expires_at.';
 
--- A crash of the server empties what is UNLOGGED, and no commit waits for it to reach the disk. Waiters and observers
+-- A crash of the server empties an UNLOGGED table, and no commit waits for it to reach the disk. Waiters and observers
 -- ask again soon, and get a new place.
 CREATE UNLOGGED TABLE IF NOT EXISTS @.lockfast_queue (
     namespace      text COLLATE "C" NOT NULL,

@@ -45,7 +45,7 @@ class RequestConnection(AsyncioConnection):
 
 class AsyncioConnections:
     def __init__(self, endpoint: RedisEndpoint, clock: Clock | None, replicas: int) -> None:
-        self.wakeups = AsyncioRedisWakeups(endpoint, clock)
+        self.wakeups = AsyncioRedisWakeups(endpoint, clock, confirms=replicas > 0)
         self.endpoint = endpoint
         self.suspect_after = suspect_after_wait if replicas else suspect_after
         self._reset()

@@ -70,7 +70,7 @@ class AsyncioConnection(asyncio.Protocol):
         self._received_at = 0.0
         self._check_at = NEVER  # when the first of the unanswered may be late, which `_check` decides
         self._timer: asyncio.TimerHandle | None = None
-        self._redis_py: Any = None
+        self._writer: Any = None
         self._transport: Any = None
         self._gone = asyncio.Event()
         # After how many seconds without any reply `on_silence` is called, where the first one is due within so many:
@@ -80,12 +80,13 @@ class AsyncioConnection(asyncio.Protocol):
     async def connect(self, within: float) -> None:
         """redis-py does the handshake; from then on the connection is ours. Raises BackendUnavailable."""
         redis_py = await self._endpoint.dial_async(self._address, within)
-        self._transport = redis_py._writer.transport
+        reader, self._writer = redis_py._reader, redis_py._writer  # the writer is kept: it closes what has no reference
+        redis_py._reader = redis_py._writer = None  # so that redis-py closes nothing, not even at the interpreter's end
+        self._transport = self._writer.transport
         self._transport.set_protocol(self)
-        self._redis_py = redis_py  # kept: without a reference it would close the connection
         self._received_at = self._time()
         self.alive = True
-        if self._transport.is_closing() or redis_py._reader.at_eof():  # which was reported to redis-py only
+        if self._transport.is_closing() or reader.at_eof():  # which was reported to redis-py only
             self.close()
             raise unavailable(self._name, "closed the connection after the handshake", sent=False)
 
@@ -210,6 +211,4 @@ class AsyncioConnection(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         self._check_at = NEVER
-        if self._redis_py is not None:  # so that it closes nothing
-            self._redis_py._reader = self._redis_py._writer = None
-            self._redis_py = None
+        self._writer = None

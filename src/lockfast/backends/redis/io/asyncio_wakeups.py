@@ -12,6 +12,7 @@ from typing import Any
 
 from lockfast._model import Claim
 from lockfast._worlds import Clock
+from lockfast.backends.connecting.arrived import READ_AGAIN_AFTER_S, has_arrived
 from lockfast.backends.connecting.single_flight import SingleFlight
 from lockfast.backends.redis.io.asyncio_connection import AsyncioConnection
 from lockfast.backends.redis.io.endpoints import Address, RedisEndpoint
@@ -54,11 +55,17 @@ class AsyncioSubscription(AsyncioConnection):
         probes of the kernel and still have lost the way to the server."""
         now, check_at = self._time(), self._received_at + QUIET_S
         if now >= check_at:
-            if not self.alive or self._pinged_at > self._received_at:
+            if not self.alive:
                 self.close()
                 return
-            self._pinged_at, check_at = now, now + PONG_WITHIN_S
-            self._transport.write(PING)
+            if has_arrived(self.socket.fileno()):
+                check_at = now + READ_AGAIN_AFTER_S
+            elif self._pinged_at > self._received_at:
+                self.close()
+                return
+            else:
+                self._pinged_at, check_at = now, now + PONG_WITHIN_S
+                self._transport.write(PING)
         self._next_check = self.loop.call_at(check_at, self._check_alive)
 
     def _detach(self) -> None:
@@ -79,10 +86,11 @@ class AsyncioSubscription(AsyncioConnection):
 class AsyncioRedisWakeups(AsyncioWaiters):
     """The event loop reads the subscription."""
 
-    def __init__(self, endpoint: RedisEndpoint, clock: Clock | None) -> None:
+    def __init__(self, endpoint: RedisEndpoint, clock: Clock | None, *, confirms: bool) -> None:
         super().__init__(clock)
         self._endpoint = endpoint
-        self._channel = new_channel(clustered=self._endpoint.clustered)
+        self._confirms = confirms
+        self._channel = new_channel(clustered=self._endpoint.clustered, confirms=self._confirms)
         self.subscription: AsyncioSubscription | None = None
         self.opening = SingleFlight[None]("lockfast-connect")
         self._closed = False
@@ -137,7 +145,7 @@ class AsyncioRedisWakeups(AsyncioWaiters):
         self.wake(WAKE_ALL)
 
     def after_fork(self) -> None:
-        self._channel = new_channel(clustered=self._endpoint.clustered)
+        self._channel = new_channel(clustered=self._endpoint.clustered, confirms=self._confirms)
         self.subscription = None
         self.opening = SingleFlight("lockfast-connect")
         self.reset()

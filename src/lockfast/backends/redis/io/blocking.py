@@ -19,6 +19,7 @@ from lockfast._model import Claim
 from lockfast._refusals import closed_driver
 from lockfast._time import boot_now
 from lockfast._worlds import Clock, World
+from lockfast.backends.connecting.arrived import has_arrived
 from lockfast.backends.connecting.turns import in_turn
 from lockfast.backends.redis.io.endpoints import Address, RedisEndpoint
 from lockfast.backends.redis.io.resp import (
@@ -140,7 +141,7 @@ class BlockingConnection:
         if now - self._received_at < QUIET_S:
             return False
         if self.asked_at > self._received_at:
-            return now - self.asked_at > PONG_WITHIN_S
+            return now - self.asked_at > PONG_WITHIN_S and not has_arrived(self.socket.fileno())
         self.asked_at = now
         try:
             self._send(PING)
@@ -233,11 +234,12 @@ class BlockingConnections:
     def __init__(self, endpoint: RedisEndpoint, clock: Clock | None, replicas: int) -> None:
         self._endpoint = endpoint
         self._suspect_after = suspect_after_wait if replicas else suspect_after
-        self._wakeups = BlockingWakeups(clock, None)
+        self._confirms = replicas > 0  # the replicas confirm a grant to its holder, which therefore has to ask
+        self.wakeups = BlockingWakeups(clock, None)
         self._reset()
 
     def _reset(self) -> None:
-        self._channel = new_channel(clustered=self._endpoint.clustered)
+        self._channel = new_channel(clustered=self._endpoint.clustered, confirms=self._confirms)
         self._idle: dict[Address | None, list[BlockingConnection]] = {}
         self._opening = threading.RLock()
         self._dialling: dict[Address | None, threading.RLock] = {}
@@ -245,19 +247,15 @@ class BlockingConnections:
         self._subscription: BlockingSubscription | None = None  # the last one
         self._closed = False
 
-    @property
-    def wakeups(self) -> BlockingWakeups:
-        return self._wakeups
-
     async def expect(self, claim: Claim, address: Address | None, within: float) -> str:
-        if not self._wakeups.address:
+        if not self.wakeups.address:
             until = boot_now() + within
             if not in_turn(self._opening, within, lambda: self._see_to_subscription(address, until)):
                 raise no_connection(self._endpoint.url_of(address), "no answer in time")
-        return self._wakeups.expect(claim)
+        return self.wakeups.expect(claim)
 
     def _see_to_subscription(self, address: Address | None, until: float) -> bool:
-        if not self._wakeups.address:
+        if not self.wakeups.address:
             self._subscribe(address, max(0.01, until - boot_now()))
         return True
 
@@ -265,7 +263,7 @@ class BlockingConnections:
         connection = self._dial(address, within)
         try:
             self._subscription = BlockingSubscription(connection, self._channel, within)
-            self._wakeups.attach(self._subscription)
+            self.wakeups.attach(self._subscription)
         except BaseException:
             connection.close()
             raise
@@ -477,14 +475,14 @@ class BlockingConnections:
         self._closed = True
         for address in list(self._idle):
             self.drop(address)
-        self._wakeups.close()
+        self.wakeups.close()
 
     def after_fork(self) -> None:
         """In the child: close our copies of the parent's connections."""
         for idle in self._idle.values():
             for connection in idle:
                 connection.socket.close()
-        self._wakeups.after_fork()
+        self.wakeups.after_fork()
         self._reset()
 
 

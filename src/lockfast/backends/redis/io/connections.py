@@ -7,8 +7,12 @@ Leaves to `endpoints`: where to, and with which settings. Leaves to redis-py: th
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import ssl
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from inspect import signature
 from typing import Any, Final
 
@@ -102,19 +106,41 @@ def hang_up(connection: Any) -> None:
     writer = connection._writer
     connection._reader = connection._writer = None
     if writer is not None:
-        writer.transport.abort()
+        with suppress(RuntimeError):  # its event loop is closed: it is collected with that
+            _see_end(writer)
+            writer.transport.abort()
+
+
+def _see_end(writer: Any) -> None:
+    """A connection that broke in the handshake leaves its error in a future of asyncio's streams, which reports it as
+    never retrieved unless its protocol is finalized first: in a cycle of garbage that is not certain."""
+    ended = getattr(writer._protocol, "_closed", None)
+    if isinstance(ended, asyncio.Future):
+        ended.add_done_callback(_retrieve)
+
+
+def _retrieve(ended: asyncio.Future[Any]) -> None:
+    if not ended.cancelled():
+        ended.exception()
 
 
 class _Timed:
     """redis-py limits the time of each reply of the handshake; this limits all of them together."""
 
     until = 0.0
+    before_first_byte: Callable[[socket.socket], None] | None = None  # called once, when the server has to answer
 
     def read_response(self, *args: Any, **options: Any) -> Any:
         connection: Any = super()
         self._sock: Any
+        self.wait_for_first_byte(self._sock)
         self._sock.settimeout(max(0.001, self.until - boot_now()))
         return connection.read_response(*args, **options)
+
+    def wait_for_first_byte(self, connected: socket.socket) -> None:
+        wait, self.before_first_byte = self.before_first_byte, None
+        if wait is not None:
+            wait(connected)
 
 
 class _Tcp(_Timed, redis.Connection):
@@ -128,11 +154,19 @@ class _Tls(_Timed, redis.Connection):
 
     def _connect(self) -> ssl.SSLSocket:
         plain = super()._connect()  # type: ignore[no-untyped-call]
+        tls = None
         try:
-            return self._context.wrap_socket(plain, server_hostname=self.host)
+            tls = self._context.wrap_socket(plain, server_hostname=self.host, do_handshake_on_connect=False)
+            tls.settimeout(0)
+            with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                tls.do_handshake()
+            self.wait_for_first_byte(tls)
+            tls.settimeout(max(0.001, self.until - boot_now()))
+            tls.do_handshake()
         except BaseException:
-            plain.close()
+            (tls or plain).close()
             raise
+        return tls
 
 
 class _TlsOfRedisPy(_Timed, redis.SSLConnection):

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -24,6 +26,9 @@ from redis.retry import Retry
 
 from lockfast._secrets import SECRET_OPTIONS, hide, secrets_in
 from lockfast._time import boot_now
+from lockfast.backends.connecting.first_ready import first_ready
+from lockfast.backends.connecting.second_tries import SecondTries
+from lockfast.backends.redis.io.beside import connect_beside
 from lockfast.backends.redis.io.connections import ASYNC_KINDS, KINDS, hang_up, is_of_a_closed_connection
 from lockfast.backends.redis.io.resp import no_connection
 from lockfast.backends.redis.io.tls import USUAL, context_of, is_tls, says_something, tls_of
@@ -80,6 +85,7 @@ class RedisEndpoint:
         wanted = {**_SEEN_AS, **wanted}
         self._settings = {**wanted, "protocol": 2, "decode_responses": False, "health_check_interval": 0}
         self.address = address
+        self._tries: dict[Address, SecondTries] = {}
         self._to_sentinels: dict[str, Any] = {}  # the settings for Sentinels, where there are any
 
     @property
@@ -136,31 +142,48 @@ class RedisEndpoint:
         until = boot_now() + within
         try:
             where = address or self.find(within)
-            settings = self._all(where, max(0.01, until - boot_now()))
-            connection = KINDS[self._kind_of_connection](**settings, retry=Retry(NoBackoff(), 0))
-            connection.until = until
-            connection.connect()
+            connect = partial(self._connect, where)
+            return connect_beside(self._second_tries(where), connect, until, within)
         except _NO_CONNECTION as error:
             raise self.unreachable(address, error) from self.cause(error)
+
+    def _connect(
+        self, where: Address, until: float, within: float, before_first_byte: Callable[[socket.socket], None]
+    ) -> Any:
+        settings = self._all(where, max(0.01, until - boot_now())) | {"socket_connect_timeout": max(0.01, within)}
+        connection = KINDS[self._kind_of_connection](**settings, retry=Retry(NoBackoff(), 0))
+        connection.until, connection.before_first_byte = until, before_first_byte
+        try:
+            connection.connect()
+        except BaseException:
+            connection.disconnect()
+            raise
         return connection
+
+    def _second_tries(self, where: Address) -> SecondTries:
+        return self._tries.setdefault(where, SecondTries())
 
     async def dial_async(self, address: Address | None, within: float) -> Any:
         until = boot_now() + within
         try:
             where = address or await self.find_async(within)
-            settings = self._all(where, max(0.01, until - boot_now()))
-            connection = ASYNC_KINDS[self._kind_of_connection](**settings, retry=AsyncRetry(NoBackoff(), 0))
-            try:
-                await connection.connect()
-            except BaseException:
-                hang_up(connection)
-                raise
+            connect = partial(self._connect_async, where, until)
+            return await first_ready(self._second_tries(where), connect, within, hang_up)
         except _NO_CONNECTION as error:
             raise self.unreachable(address, error) from self.cause(error)
         except RuntimeError as error:
             if not is_of_a_closed_connection(error):
                 raise
             raise self.unreachable(address, error) from error
+
+    async def _connect_async(self, where: Address, until: float) -> Any:
+        settings = self._all(where, max(0.01, until - boot_now()))
+        connection = ASYNC_KINDS[self._kind_of_connection](**settings, retry=AsyncRetry(NoBackoff(), 0))
+        try:
+            await connection.connect()
+        except BaseException:
+            hang_up(connection)
+            raise
         return connection
 
     @property

@@ -24,6 +24,7 @@ ASKING: Final = b"*1\r\n$6\r\nASKING\r\n"
 PING: Final = b"*1\r\n$4\r\nPING\r\n"
 
 CLUSTERED: Final = ":cluster:"  # in an address whose wake-ups may arrive through another node
+CONFIRMS: Final = ":confirm:"  # in an address whose waiters are never made holders without asking
 
 SUSPECT_AFTER_S: Final = 1.0  # without a reply on a connection that used to work: then a new connection is made
 _MIN_SUSPECT_AFTER_S: Final = 0.05
@@ -75,9 +76,13 @@ def words(*values: str | bytes | int) -> bytes:
     return b"".join(parts)
 
 
-def new_channel(*, clustered: bool) -> str:
-    """The channel on which the waiters of one `Locks` are woken."""
-    return f"lockfast:wake{CLUSTERED if clustered else ':'}{uuid4().hex}"
+def new_channel(*, clustered: bool = False, confirms: bool = False) -> str:
+    """The channel on which the waiters of one `Locks` are woken.
+
+    In a cluster they confirm, too: the server cannot know whether any process receives a grant there.
+    """
+    how = CLUSTERED + CONFIRMS[1:] if clustered else CONFIRMS if confirms else ":"
+    return f"lockfast:wake{how}{uuid4().hex}"
 
 
 def probe(channel: str) -> bytes:
@@ -86,7 +91,7 @@ def probe(channel: str) -> bytes:
 
 
 def claim_in(message: Any) -> str | None:
-    """The claim that a message of a subscription wakes; None if it is something else, such as a sign of life."""
+    """The wake-up in a message of a subscription; None if it is something else, such as a sign of life."""
     return message[2].decode(errors="replace") if isinstance(message, list) and message[0] == b"message" else None
 
 

@@ -92,14 +92,11 @@ class RedisDriver:
         self.replicas = replicas
         self.names_per_script = 1 if endpoint.clustered else MAX_NAMES_PER_SCRIPT
         self._connections = connections
+        self.wakeups = connections.wakeups
         self._ask_one = connections.ask_one
         self._map = ClusterMap(endpoint.seeds) if isinstance(endpoint, ClusterEndpoint) else None
         self._greeted = False
         self._direct = False  # greeted, and there is one server
-
-    @property
-    def wakeups(self) -> Wakeups:
-        return self._connections.wakeups
 
     async def expect(self, claim: Claim, within: float) -> str:
         address = None if self._map is None else self._map.any()
@@ -367,11 +364,8 @@ class RedisDriver:
                 self.endpoint.name, "is a read-only replica: locks are kept on the primary", transient=False
             )
         policy = facts.get("maxmemory_policy", "noeviction")
-        greeted, self._greeted, self._direct = (
-            self._greeted,
-            True,
-            self._map is None,
-        )  # another task may have, meanwhile
+        greeted = self._greeted  # another task may have, meanwhile
+        self._greeted, self._direct = True, self._map is None
         if not greeted and facts.get("maxmemory", "0") != "0" and policy != "noeviction":
             _logger.warning(EVICTION_WARNING, self.endpoint.name, policy)
 

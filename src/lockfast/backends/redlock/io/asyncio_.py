@@ -92,7 +92,7 @@ class QuorumWaiters(AsyncioWaiters):
 
     def __init__(self, clock: Clock | None) -> None:
         super().__init__(clock)
-        self.address = new_channel(clustered=False)
+        self.address = new_channel(confirms=True)
         self._closed = False
 
     def expect(self, claim: Claim) -> str:
@@ -107,7 +107,7 @@ class QuorumWaiters(AsyncioWaiters):
 
     def after_fork(self) -> None:
         self._closed = False
-        self.address = new_channel(clustered=False)
+        self.address = new_channel(confirms=True)
         self.reset()
 
 

@@ -24,6 +24,7 @@ from lockfast.backends.redis.io.resp import new_channel, unavailable
 from lockfast.backends.redlock.io.connections import BlockingNodeConnection, ConnectionSet, at_once
 from lockfast.backends.redlock.io.dials import Dials
 from lockfast.backends.redlock.io.fanout import Enough, Late, NodeConnections, Verbs
+from lockfast.backends.redlock.io.idle import IdleSets, WaitingThread
 from lockfast.backends.redlock.io.members import Member, refuse_wrong
 from lockfast.backends.redlock.io.rounds import Round
 from lockfast.backends.redlock.io.stragglers import Stragglers
@@ -44,14 +45,13 @@ class BlockingFanout:
         self.now = boot_now
         self.wakeups = BlockingWakeups(clock, self._open_inbox)
         self.node_connections = tuple(NodeConnections(self.wakeups, member) for member in members)
-        self._channel = new_channel(clustered=False)
+        self._channel = new_channel(confirms=True)
         self._reset()
 
     def _reset(self) -> None:
-        self._idle: list[ConnectionSet] = []
+        self._idle = IdleSets()
         self._late: dict[str, ConnectionSet] = {}  # by claim: where a vote of it is still under way
         self._subscribing = [threading.RLock() for _ in self.members]
-        self._connecting = threading.RLock()
         self._dials = Dials(len(self.members), self._dial)
         self._closed = False
         self._stragglers = Stragglers(self.members, max(1.0, self.node_timeout), self._new_set, self._idle)
@@ -121,15 +121,10 @@ class BlockingFanout:
             raise closed_driver(self.members[0].name)
         late = self._late.pop(claim, None)
         if late is not None:
-            try:
-                self._idle.remove(late)
+            if self._idle.take_this(late):
                 return late
-            except ValueError:  # another thread uses it: what it still carries may arrive after what we send
-                self._mark_late_in_doubt(claim, late)
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return self._new_set()
+            self._mark_late_in_doubt(claim, late)  # another thread uses it: what it still carries may arrive later
+        return self._idle.take() or self._new_set()
 
     def _remember_late(self, claim: str, connections: ConnectionSet) -> None:
         if len(self._late) >= MAX_LATE_CLAIMS:
@@ -145,42 +140,29 @@ class BlockingFanout:
 
     def _put_back(self, connections: ConnectionSet) -> None:
         connections.used_at = self._stragglers.asked_at
-        self._idle.append(connections)
-        if len(self._idle) > MAX_IDLE_SETS:
-            self._close_unused(connections.used_at - UNUSED_S)
+        self._idle.put(connections)
+        if len(self._idle) > MAX_IDLE_SETS and (unused := self._idle.take_unused(connections.used_at - UNUSED_S)):
+            unused.close()
         if self._closed:  # meanwhile
             connections.close()
 
-    def _close_unused(self, since: float) -> None:
-        """Close the set that was used longest ago, if that was before `since`."""
-        with suppress(IndexError):  # other threads may have taken all of them
-            if self._idle[0].used_at < since:
-                self._idle.pop(0).close()
-
     def _connected(self, connections: ConnectionSet, within: float) -> ConnectionSet:
-        """This set, with connections; or, if it is new, another one that has become idle when its turn comes.
-
-        Many threads that begin at the same moment are served soonest if few of them connect.
-        """
+        """This set, with connections; or, if it is new, one that another thread puts back, if that comes first."""
         if not connections.is_empty:
             self._fill(connections, within)
             return connections
-        until = boot_now() + within
-
-        def fill() -> bool:
-            nonlocal connections
-            with suppress(IndexError):
-                connections = self._idle.pop()
+        until, waiter = boot_now() + within, WaitingThread()
+        try:
+            connections = self._idle.wait(waiter, min(self.node_timeout, within / 2), within / 2) or connections
+            if self._closed:
+                raise closed_driver(self.members[0].name)
             if None in connections.connections:
                 self._fill(connections, max(0.01, until - boot_now()))
-            return True
-
-        try:
-            if not in_turn(self._connecting, min(self.node_timeout, within / 2), fill):
-                fill()  # the thread whose turn it is waits for a server that hangs
         except BaseException:
             connections.close()
             raise
+        finally:
+            self._idle.leave(waiter)
         return connections
 
     def _fill(self, connections: ConnectionSet, within: float) -> None:
@@ -193,10 +175,14 @@ class BlockingFanout:
         while connections.add_dialled(0.0):
             pass  # they were made since the last request
         new = self._start_dials(connections, min(self.node_timeout, within / 2))  # the servers are asked in the rest
-        while connections.dialling & new if connections.is_majority else connections.dialling:
-            limit = min(self.node_timeout, within / (4 if connections.is_majority else 2))
-            left = started + limit - boot_now()
-            if not connections.add_dialled(max(0.0, left)) and left <= 0.0:
+        while connections.dialling.keys() & new if connections.is_majority else connections.dialling:
+            now = boot_now()
+            if connections.is_majority:
+                until = started + min(self.node_timeout, within / 4)
+            else:  # a server has its time from when it is connected to: this process may be busy with other connections
+                begun = max([now if at is None else at for at in connections.dialling.values()])
+                until = min(started + within / 2, begun + self.node_timeout)
+            if not connections.add_dialled(max(0.0, until - now)) and now >= until:
                 break
 
     def _start_dials(self, connections: ConnectionSet, limit: float) -> set[int]:
@@ -280,8 +266,9 @@ class BlockingFanout:
     async def close(self) -> None:
         self._closed = True
         self._stragglers.close()
-        while self._idle:
-            self._idle.pop().close()
+        self._idle.close()
+        while (connections := self._idle.take()) is not None:
+            connections.close()
         self.wakeups.close()
 
     def after_fork(self) -> None:
@@ -292,5 +279,5 @@ class BlockingFanout:
         self.wakeups.after_fork()
         for node_connections in self.node_connections:
             node_connections.after_fork()
-        self._channel = new_channel(clustered=False)
+        self._channel = new_channel(confirms=True)
         self._reset()

@@ -143,7 +143,7 @@ class ConnectionSet:
         self._poll = select.poll()
         self._by_number: dict[int, BlockingNodeConnection] = {}
         self._polled = 0  # rounds that are left in which no server is read in turn
-        self.dialling: set[int] = set()  # nodes that a thread connects to, for this set
+        self.dialling: dict[int, float | None] = {}  # nodes that are connected to for this set, and since when
         self._dialled: queue.SimpleQueue[tuple[int, Dialled]] = queue.SimpleQueue()  # what became of that
 
     @property
@@ -160,6 +160,10 @@ class ConnectionSet:
         self.connections[connection.node] = self._by_number[connection.number] = connection
         self._poll.register(connection.number, select.POLLIN)
 
+    def dial_begins(self, node: int) -> None:
+        """Called by the thread that connects."""
+        self.dialling[node] = boot_now()
+
     def dialled(self, node: int, result: Dialled) -> None:
         """Called by the thread that connects, whether or not another one uses this set, or has closed it."""
         self._dialled.put((node, result))
@@ -175,7 +179,7 @@ class ConnectionSet:
             node, result = self._dialled.get(timeout=seconds)
         except queue.Empty:
             return False
-        self.dialling.discard(node)
+        self.dialling.pop(node, None)
         if isinstance(result, BaseException):
             raise result
         if result is not None:
@@ -214,7 +218,7 @@ class ConnectionSet:
     def send(self, round: Round, node: int, request: bytes, replies: int, now: float) -> None:
         connection = self.connections[node]
         if connection is None:
-            round.fail(node, self._members[node].out_of_reach())
+            round.fail(node, self._not_connected(node))
             return
         connection.unanswered.append((round, replies, [], now))
         try:
@@ -222,9 +226,15 @@ class ConnectionSet:
         except OSError as error:
             self.discard(node, f"closed the connection: {error}")  # which fails the round there too
 
+    def _not_connected(self, node: int) -> BackendUnavailable:
+        member = self._members[node]
+        if member.absent or node not in self.dialling:
+            return member.out_of_reach()
+        return unavailable(member.name, "is still being connected to", sent=False)
+
     def subscribe(self, round: Round, node: int) -> None:
         if self.connections[node] is None:  # then the request that needs it cannot be sent either
-            round.fail(node, self._members[node].out_of_reach())
+            round.fail(node, self._not_connected(node))
         else:
             self._to_subscribe.append((round, node))
 

@@ -25,15 +25,17 @@ class Dials:
         self._mutex = threading.Lock()
         self._asked: list[deque[tuple[ConnectionSet, float]]] = [deque() for _ in range(nodes)]
         self._workers: list[set[object]] = [set() for _ in range(nodes)]  # each from before it is started until it ends
+        self._busy: list[set[object]] = [set() for _ in range(nodes)]  # those of them that connect
 
     def start(self, connections: ConnectionSet, node: int, within: float) -> None:
         """Make a connection for that set. It has so much time from when its turn comes."""
-        connections.dialling.add(node)
+        connections.dialling[node] = None  # not begun
         self._asked[node].append((connections, within))
         worker, started = object(), False
         try:
             with self._mutex:
-                if len(self._workers[node]) >= min(MAX_DIALS, len(self._asked[node])):
+                free = len(self._workers[node] - self._busy[node])
+                if len(self._workers[node]) >= MAX_DIALS or free >= len(self._asked[node]):
                     return
                 self._workers[node].add(worker)
             start_thread("lockfast-dial", self._work, node, worker)
@@ -49,6 +51,7 @@ class Dials:
         self._workers[node].add(worker)
         while (asked := self._next(node, worker)) is not None:
             connections, within = asked
+            connections.dial_begins(node)
             try:
                 result = None if connections.closed else self._dial(node, within)
             except BaseException as error:
@@ -59,6 +62,8 @@ class Dials:
         """None is the end of the worker: what is asked for next starts another."""
         with self._mutex:
             if self._asked[node]:
+                self._busy[node].add(worker)
                 return self._asked[node].popleft()
             self._workers[node].discard(worker)
+            self._busy[node].discard(worker)
             return None

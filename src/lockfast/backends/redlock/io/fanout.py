@@ -17,7 +17,8 @@ from lockfast.backends.wakeups import Wakeups
 from lockfast.errors import BackendUnavailable
 
 Verb = Coroutine[Any, Any, Any] | bytes  # of one node; bytes are a single request, whose reply is the result
-Verbs = Sequence[Verb | None]  # of each node
+# Of each node. A function makes each where an interrupt finds it: none is left behind that never begins.
+Verbs = Sequence[Verb | None] | Callable[[int], Verb | None]
 Enough = Callable[[Sequence[Any]], bool]  # from the results of all nodes
 Late = Callable[[int, Any], None]  # called with a node and the result that it gave too late
 
@@ -27,6 +28,11 @@ PENDING: Final = object()  # in place of a result: none yet, or none is waited f
 def has_answered(result: Any) -> bool:
     """Whether it is an answer, and neither silence nor an error."""
     return result is not PENDING and result.__class__ is not BackendUnavailable
+
+
+def were_sent(results: Sequence[Any]) -> bool:
+    """Whether any of the requests may have reached its server."""
+    return any(one.__class__ is not BackendUnavailable or one.sent for one in results)
 
 
 def all_of_them(results: Sequence[Any]) -> bool:

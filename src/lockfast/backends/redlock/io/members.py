@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import redis
@@ -85,66 +86,57 @@ class Member(RedisEndpoint):
             return unavailable(self.name, "cannot be reached just now", sent=False)
         return BackendUnavailable(str(self._trouble), transient=self._trouble.transient, sent=False)
 
-    def _has_trouble(self, error: BackendUnavailable) -> None:
-        if not error.transient and (self._trouble is None or self._trouble.transient):
-            _logger.warning("%s; in the quorum it counts as unreachable", error)
-        self._trouble = error.with_traceback(None)
+    @contextmanager
+    def _noting_trouble(self) -> Iterator[None]:
+        """Remember why it could not be connected to, or that it could."""
+        try:
+            yield
+        except BackendUnavailable as error:
+            if not error.transient and (self._trouble is None or self._trouble.transient):
+                _logger.warning("%s; in the quorum it counts as unreachable", error)
+            self._trouble = error.with_traceback(None)
+            raise
+        self._trouble = None
 
     def dial(self, address: Address | None, within: float) -> Any:
-        try:
-            connection = self._dial_and_greet(address, within)
-        except BackendUnavailable as error:
-            self._has_trouble(error)
-            raise
-        self._trouble = None
-        return connection
-
-    def _dial_and_greet(self, address: Address | None, within: float) -> Any:
-        connection = super().dial(address, within)
-        try:
-            connection.send_packed_command([self._questions])
-            *answers, known = [_reply(connection) for _ in range(_ANSWERS + 1)]
-            self._greet(answers)
-            missing = self._missing_scripts(known)
-            connection.send_packed_command(missing)
-            for _ in missing:
-                _reply(connection)
-        except (redis.RedisError, OSError) as error:
-            connection.disconnect()
-            raise self.unreachable(address, error) from self.cause(error)
-        except BaseException:
-            connection.disconnect()
-            raise
-        return connection
+        with self._noting_trouble():
+            connection = super().dial(address, within)
+            try:
+                connection.send_packed_command([self._questions])
+                *answers, known = [_reply(connection) for _ in range(_ANSWERS + 1)]
+                self._greet(answers)
+                missing = self._missing_scripts(known)
+                connection.send_packed_command(missing)
+                for _ in missing:
+                    _reply(connection)
+            except (redis.RedisError, OSError) as error:
+                connection.disconnect()
+                raise self.unreachable(address, error) from self.cause(error)
+            except BaseException:
+                connection.disconnect()
+                raise
+            return connection
 
     async def dial_async(self, address: Address | None, within: float) -> Any:
-        try:
-            connection = await self._dial_and_greet_async(address, within)
-        except BackendUnavailable as error:
-            self._has_trouble(error)
-            raise
-        self._trouble = None
-        return connection
-
-    async def _dial_and_greet_async(self, address: Address | None, within: float) -> Any:
-        connection = await super().dial_async(address, within)
-        try:
-            await connection.send_packed_command([self._questions])
-            *answers, known = [await _reply_async(connection) for _ in range(_ANSWERS + 1)]
-            self._greet(answers)
-            missing = self._missing_scripts(known)
-            await connection.send_packed_command(missing)
-            for _ in missing:
-                await _reply_async(connection)
-        except (redis.RedisError, OSError, RuntimeError) as error:
-            hang_up(connection)
-            if isinstance(error, RuntimeError) and not is_of_a_closed_connection(error):
+        with self._noting_trouble():
+            connection = await super().dial_async(address, within)
+            try:
+                await connection.send_packed_command([self._questions])
+                *answers, known = [await _reply_async(connection) for _ in range(_ANSWERS + 1)]
+                self._greet(answers)
+                missing = self._missing_scripts(known)
+                await connection.send_packed_command(missing)
+                for _ in missing:
+                    await _reply_async(connection)
+            except (redis.RedisError, OSError, RuntimeError) as error:
+                hang_up(connection)
+                if isinstance(error, RuntimeError) and not is_of_a_closed_connection(error):
+                    raise
+                raise self.unreachable(address, error) from self.cause(error)
+            except BaseException:
+                hang_up(connection)
                 raise
-            raise self.unreachable(address, error) from self.cause(error)
-        except BaseException:
-            hang_up(connection)
-            raise
-        return connection
+            return connection
 
     def check_up(self, within: float) -> Health:
         try:

@@ -67,9 +67,14 @@ class Round:
     ) -> None:
         self.claim = claim
         self.members = members
-        self.results: list[Any] = [PENDING] * len(verbs)
-        self.verbs: list[Any] = list(verbs)  # of each node; None if there is none, or it has ended
-        self.pending = len(verbs) - verbs.count(None)  # verbs that have not ended
+        self.results: list[Any] = [PENDING] * len(members)
+        self.verbs: list[Any]  # of each node; None if there is none, or it has ended
+        self._make: Callable[[int], Verb | None] | None = None  # what `start` makes them with
+        if callable(verbs):
+            self._make, self.verbs = verbs, [None] * len(members)
+        else:
+            self.verbs = list(verbs)
+        self.pending = len(self.verbs) - self.verbs.count(None)  # verbs that have not ended
         self._enough = enough if enough is not all_of_them else None
         self._settled = settled
         self._late = late
@@ -79,6 +84,8 @@ class Round:
         self.since = since = boot_now()
         self.over_at, self.late_at = since + within, since + node_timeout
         self._node_timeout = node_timeout
+        if self._make is not None:
+            self._make_verbs(self._make)
         if self._enough is not None and self.pending < len(self.verbs):  # what is known already may be enough
             self.is_enough = self._enough(self.results)
         for node, verb in enumerate(self.verbs):
@@ -86,6 +93,11 @@ class Round:
                 transport.send(self, node, verb, 0, since)
             elif verb is not None:
                 self._step(node, verb.send, None)
+
+    def _make_verbs(self, make: Callable[[int], Verb | None]) -> None:
+        for node in range(len(self.verbs)):
+            self.verbs[node] = make(node)  # no interrupt comes between the two
+        self.pending = len(self.verbs) - self.verbs.count(None)
 
     def on_reply(self, node: int, reply: Any) -> None:
         """Let the verb of that node run until it stops again. Does nothing if the verb was dropped."""

@@ -18,6 +18,7 @@ from lockfast._reentry import outside, start_thread
 from lockfast._time import boot_now
 from lockfast.backends.redlock.io.connections import BlockingNodeConnection, ConnectionSet
 from lockfast.backends.redlock.io.fanout import Verb, all_of_them
+from lockfast.backends.redlock.io.idle import IdleSets
 from lockfast.backends.redlock.io.members import Member
 from lockfast.backends.redlock.io.rounds import Round, Transport
 from lockfast.errors import BackendUnavailable
@@ -78,7 +79,7 @@ class Stragglers:
         members: Sequence[Member],
         patience: float,
         new_set: Callable[[], ConnectionSet],
-        idle: list[ConnectionSet],
+        idle: IdleSets,
     ) -> None:
         self.patience = patience  # seconds that a server may take to connect, or to answer what no caller waits for
         self.asked_at = 0.0  # when this client last asked for anything
@@ -144,9 +145,7 @@ class Stragglers:
             return True
 
     def _read(self, connections: ConnectionSet) -> None:
-        try:
-            self._idle.remove(connections)
-        except ValueError:  # another thread uses it, and reads; or it is closed
+        if not self._idle.take_this(connections):  # another thread uses it, and reads; or it is closed
             if connections.closed:
                 self._unfinished.remove(connections)
             return
@@ -154,7 +153,7 @@ class Stragglers:
         connections.give_up_silent(boot_now(), self.patience)
         if not connections.is_unfinished():
             self._unfinished.remove(connections)
-        self._idle.append(connections)
+        self._idle.put(connections)
         if self._closed:  # meanwhile
             connections.close()
 

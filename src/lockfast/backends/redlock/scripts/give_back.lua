@@ -16,7 +16,8 @@ local mine = holds[id]
 if mine and not mine.ended and mine.fence <= tonumber(ARGV[2]) then
   end_hold(id)
   if ARGV[4] ~= '' then
-    ask('HSET', KEYS[3], id, text(now + PRESENCE_US) .. ' ' .. ARGV[3] .. ' x 0 ' .. ARGV[4] .. ' ' .. mine.holder)
+    ask('HSET', KEYS[3], id, text(now + PRESENCE_US) .. ' ' .. ARGV[3] .. ' x 0 ' .. ARGV[4] .. ' '
+      .. text(mine.ttl) .. ' ' .. mine.holder .. ' ' .. mine.metadata)
     ask('ZADD', KEYS[2], ARGV[3], id)
     redis.call('PEXPIRE', KEYS[2], WAITERS_TTL_MS)
     redis.call('PEXPIRE', KEYS[3], WAITERS_TTL_MS)

@@ -31,7 +31,7 @@ from lockfast._worlds import Clock
 from lockfast._worlds.asyncio_ import call_in
 from lockfast.backends.sqlite.io.blocking import OPENING, TRIES_WITHOUT_PAUSE, BlockingSqlite
 from lockfast.backends.sqlite.io.datagrams import DatagramInbox
-from lockfast.backends.sqlite.io.driver import SqliteRequest, Step, WakeUp
+from lockfast.backends.sqlite.io.driver import SqliteRequest, WakeUp
 from lockfast.backends.sqlite.io.stalls import SLOW_S, Stalls, waits
 from lockfast.backends.sqlite.io.thread import SqliteThread
 from lockfast.backends.wakeups import WAKE_ALL
@@ -92,20 +92,13 @@ class AsyncioSqlite:
         self._closed = False  # for good: a later request must not start another thread
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def transact(
-        self,
-        step: Step[T],
-        args: tuple[Any, ...],
-        within: float,
-        quick: Step[T | None] | None = None,
-        reads: bool = False,
-    ) -> tuple[T, list[WakeUp]]:
+    async def transact(self, request: SqliteRequest, within: float) -> tuple[Any, list[WakeUp]]:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._move_to(loop)
         if self._closed:
             raise self._blocking.closed_error()
-        request, now = (step, args, quick, reads), boot_now()
+        now = boot_now()
         if not self._queue and self._spent_s < SLICE_S and self._may_run_here(now):
             answer = self._attempt(request, now + within, now)
             if answer is not None:

@@ -89,15 +89,8 @@ class BlockingSqlite:
         self._checkpoint_at = 0.0  # not before that
         self._warning = ""  # logged as soon as the mutex is free
 
-    async def transact(
-        self,
-        step: Step[T],
-        args: tuple[Any, ...],
-        within: float,
-        quick: Step[T | None] | None = None,
-        reads: bool = False,
-    ) -> tuple[T, list[WakeUp]]:
-        return self.run((step, args, quick, reads), boot_now() + within)
+    async def transact(self, request: SqliteRequest, within: float) -> tuple[Any, list[WakeUp]]:
+        return self.run(request, boot_now() + within)
 
     def run(self, request: SqliteRequest, until: float) -> tuple[Any, list[WakeUp]]:
         """Retry while another process has the file."""
@@ -311,9 +304,8 @@ class BlockingSqlite:
             if self._db is not None:
                 with suppress(sqlite3.Error):
                     self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-                    self._transact(
-                        self._db, _write_nothing_new, ()
-                    )  # restarts it: this commit waits for the disk instead of the next request
+                    # This restarts the log: this commit waits for the disk instead of the next request.
+                    self._transact(self._db, _write_nothing_new, ())
             self._checkpoint_at = boot_now() + CHECKPOINT_EVERY_S
 
     # Ending

@@ -48,7 +48,9 @@ class SqliteTransaction:
 
 Step = Callable[..., T]
 
-# `step`, `args`, `quick` and `reads` of `SqliteDriver.transact`. A plain tuple costs least.
+# `step(transaction, *args)`, `args`, `quick` and `reads`. `quick`, a single statement, is tried first; a result other
+# than None is final. A step that only `reads` sees one state of the file, delays no writer and waits for none. A plain
+# tuple costs least.
 SqliteRequest = tuple[Step[Any], tuple[Any, ...], Step[Any] | None, bool]
 
 
@@ -64,19 +66,8 @@ class SqliteDriver(Protocol):
 
     @property
     def wakeups(self) -> Wakeups: ...
-    async def transact(
-        self,
-        step: Step[T],
-        args: tuple[Any, ...],
-        within: float,
-        quick: Step[T | None] | None = None,
-        reads: bool = False,
-    ) -> tuple[T, list[WakeUp]]:
-        """Run `step(transaction, *args)` in one transaction; its result, and the wake-ups that reached no process.
-
-        `quick`, a single statement, is tried first; a result other than None is final.
-        A step that only `reads` sees one state of the file, delays no writer and waits for none.
-        """
+    async def transact(self, request: SqliteRequest, within: float) -> tuple[Any, list[WakeUp]]:
+        """Run the request in one transaction; its result, and the wake-ups that reached no process."""
         ...
 
     @property

@@ -1,0 +1,121 @@
+"""Connection sets that no thread uses, and the threads that wait for one.
+
+Decides: which thread gets a set that is put back, and which thread connects. Hundreds of threads that begin at the same
+moment are served soonest if few of them connect, and if those that have been served go to the end of the queue.
+Leaves to `blocking`: how a set is filled with connections, and how long a thread waits.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final
+from weakref import WeakSet
+
+from lockfast.backends.redlock.io.connections import ConnectionSet
+
+USUAL_CONNECTING: Final = 1  # thread that fills a new set at a time
+MAX_CONNECTING: Final = 2  # where a thread has waited for long: servers that are far away take their time
+
+
+class WaitingThread:
+    """A thread that waits for a set."""
+
+    def __init__(self) -> None:
+        self.given: queue.SimpleQueue[ConnectionSet | None] = queue.SimpleQueue()  # None: it is to connect
+        self.is_late = False  # it has waited for long
+
+
+class IdleSets:
+    def __init__(self) -> None:
+        self._sets: list[ConnectionSet] = []  # the one that was used last is the last
+        self._mutex = threading.Lock()  # held while sets are given to waiters
+        self._waiting: deque[WaitingThread] = deque()  # in the order in which they came; no set is idle meanwhile
+        self._connecting = WeakSet[WaitingThread]()  # a thread that is interrupted may not say that it is over
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._sets)
+
+    @property
+    def connecting(self) -> int:
+        """How many threads fill a new set."""
+        return len(self._connecting)
+
+    def __iter__(self) -> Iterator[ConnectionSet]:
+        return iter(list(self._sets))
+
+    def take(self) -> ConnectionSet | None:
+        try:
+            return self._sets.pop()
+        except IndexError:
+            return None
+
+    def take_this(self, connections: ConnectionSet) -> bool:
+        """False if a thread uses it."""
+        try:
+            self._sets.remove(connections)
+        except ValueError:
+            return False
+        return True
+
+    def take_unused(self, since: float) -> ConnectionSet | None:
+        """The one that was used longest ago, if that was before `since`."""
+        with suppress(IndexError):  # other threads may have taken all of them
+            if self._sets[0].used_at < since:
+                return self._sets.pop(0)
+        return None
+
+    def put(self, connections: ConnectionSet) -> None:
+        self._sets.append(connections)
+        if self._waiting:
+            self._distribute()
+
+    def wait(self, waiter: WaitingThread, patience: float, seconds: float) -> ConnectionSet | None:
+        """A set that another thread puts back; None if this one is to connect, at the latest after so many seconds.
+
+        After its patience it may connect although another thread does. While it connects, sets go to others.
+        `leave` has to be called in any case.
+        """
+        self._waiting.append(waiter)
+        for left in (patience, seconds - patience):
+            self._distribute()
+            with suppress(queue.Empty):
+                return waiter.given.get(timeout=max(0.0, left))
+            waiter.is_late = True
+        with self._mutex, suppress(ValueError):
+            self._waiting.remove(waiter)
+        with suppress(queue.Empty):  # it was given one meanwhile
+            return waiter.given.get_nowait()
+        return None
+
+    def leave(self, waiter: WaitingThread) -> None:
+        """It waits and connects no longer."""
+        with self._mutex:
+            self._connecting.discard(waiter)
+            with suppress(ValueError):
+                self._waiting.remove(waiter)
+            with suppress(queue.Empty):
+                while True:
+                    if (unused := waiter.given.get_nowait()) is not None:
+                        self._sets.append(unused)
+        self._distribute()
+
+    def _distribute(self) -> None:
+        with self._mutex:
+            while self._waiting:
+                waiter = self._waiting[0]
+                connections = self.take()
+                if connections is None:
+                    if self.connecting >= (MAX_CONNECTING if waiter.is_late else USUAL_CONNECTING) and not self._closed:
+                        return
+                    self._connecting.add(waiter)
+                waiter.given.put(connections)  # an interrupt from here on: `leave` puts back what is given twice
+                self._waiting.popleft()
+
+    def close(self) -> None:
+        self._closed = True
+        self._distribute()
