@@ -11,12 +11,16 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from lockfast.testing.stage_threads import ThreadStage
 from tests.scale import SCALE, SOAK
 from tests.servers import run
 
 pytest_plugins = ["tests.crashes", "tests.hard_limit", "tests.signals", "tests.threads"]
+
+settings.register_profile("lockfast", deadline=None)  # a machine may stall in the middle of an example
+settings.load_profile("lockfast")
 
 COMPUTING = ("tests/contract", "tests/engine", "tests/primitives", "tests/simulation")
 

@@ -397,6 +397,9 @@ def finalizers_that_do_more_than_warn(modules: dict[str, Module]) -> list[str]:
     return offences
 
 
+_LOGS = re.compile(r"\blog(ger)?\.|\breport_(claim|lease)|\.emit$|warn")  # a listener of events logs too
+
+
 def logs_under_a_mutex(modules: dict[str, Module]) -> list[str]:
     """A thread that logs may be waiting for a mutex of ours in a finalizer, and has the log's own."""
     return [
@@ -405,7 +408,7 @@ def logs_under_a_mutex(modules: dict[str, Module]) -> list[str]:
         for block in module.nodes
         if isinstance(block, ast.With) and any("mutex" in ast.unparse(item.context_expr) for item in block.items)
         for node in _inside(block)
-        if isinstance(node, ast.Call) and re.search(r"\blog(ger)?\.|\.tell_|warn", ast.unparse(node.func))
+        if isinstance(node, ast.Call) and _LOGS.search(ast.unparse(node.func))
     ]
 
 
@@ -668,6 +671,8 @@ PLANTED: list[tuple[Callable[[dict[str, Module]], list[str]], str, str]] = [
     (finalizers_that_do_more_than_warn, "aio", "def __del__(self):\n    self.close()"),
     (finalizers_that_do_more_than_warn, "backends.redis.io.planted", "weakref.finalize(self, self._shut)"),
     (logs_under_a_mutex, "backends.redis.io.planted", "with self._mutex:\n    logger.warning('held')"),
+    (logs_under_a_mutex, "engine.planted", "with self._mutex:\n    report_lease_behind(engine, 'lost', lease)"),
+    (logs_under_a_mutex, "engine.planted", "with self._mutex:\n    engine.events.emit(event)"),
     (long_files, "engine.planted", "\n" * (LONGEST_FILE + 1)),
     (files_that_do_not_say_what_they_are, "engine.planted", "x = 1"),
 ]

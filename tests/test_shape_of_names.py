@@ -217,9 +217,32 @@ def _old(name: str) -> tuple[tuple[str, str], ...]:
     return tuple((word, WORDS[word]) for word in words if word in WORDS)
 
 
+# In prose: comments, docstrings, messages and pages name the object instead.
+PHRASES = re.compile(
+    r"\b(whoever|somebody|someone|told|to be had|is at it|lets? go|letting go|crowded|doubtful|crew|mailbox)\b",
+    re.IGNORECASE,
+)
+PROSE = (".py", ".sql", ".lua", ".md", ".sh", ".yml", ".toml")
+
+
+def old_phrases(root: Path) -> list[str]:
+    """Lines of any text below the folder that have one."""
+    return [
+        f"{file.relative_to(root)}:{number} {found[0]}"
+        for file in sorted(root.rglob("*"))
+        if file.suffix in PROSE and file.name != Path(__file__).name and not _is_generated(file.relative_to(root))
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if (found := PHRASES.search(line))
+    ]
+
+
+def _is_generated(file: Path) -> bool:
+    return any((part.startswith(".") and part != ".github") or part in ("dist", "build") for part in file.parts)
+
+
 UNITS = ("_S", "_MS", "_NS", "_RATIO")
 # The name says of what it is a part, or how long it is; or there is no unit.
-RATIOS = {"MAX_DRIFT", "MAX_RATE", "PROBE_SHARE", "RATE_MARGIN", "EDGE", "HOUR", "DAY"}
+RATIOS = {"MAX_DRIFT", "MAX_EXPONENT", "MAX_RATE", "PROBE_SHARE", "RATE_MARGIN", "HOUR", "DAY"}
 
 
 def constants_without_unit(modules: dict[str, Module]) -> Offences:
@@ -291,6 +314,19 @@ def test_no_name_around_the_package_has_a_word_of_the_old_vocabulary() -> None:
     found = old_words(modules)
     assert {name: places for name, places in found.items() if name not in ALLOWED} == {}
     assert set(ALLOWED) <= set(found), "an exception that no name needs any more"
+
+
+@pytest.mark.slow
+def test_no_text_has_a_phrase_of_the_old_vocabulary() -> None:
+    assert old_phrases(ROOT) == []
+
+
+def test_a_phrase_of_the_old_vocabulary_is_found_in_any_text(tmp_path: Path) -> None:
+    (tmp_path / "a.sql").write_text("-- The row is reserved.\n-- Whoever asks is Told.\n")
+    (tmp_path / "b.md").write_text("A lock that is to be had.")
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "c.py").write_text("# somebody else's")
+    assert old_phrases(tmp_path) == ["a.sql:2 Whoever", "b.md:1 to be had"]
 
 
 @pytest.mark.slow

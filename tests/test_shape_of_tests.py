@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.parsing import collector_at_rest, nodes_of
 
@@ -409,3 +410,7 @@ psql("SELECT pid FROM pg_stat_activity WHERE application_name = 'me' AND datname
 def test_every_exception_is_a_file_that_there_is(exceptions: dict[str, str]) -> None:
     assert set(exceptions) <= set(read_all())
     assert all(exceptions.values())
+
+
+def test_no_example_of_hypothesis_has_a_time_limit() -> None:
+    assert settings().deadline is None

@@ -6,7 +6,7 @@ Leaves to the backends: where these are recorded, and how a step is made atomic.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import inf
 from typing import Final, Literal, NamedTuple, Protocol, TypeVar
 
@@ -19,10 +19,12 @@ Mode = Literal["exclusive", "shared"]
 EXCLUSIVE: Final = "exclusive"
 SHARED: Final = "shared"
 
-GRACE_S: Final = 1.0  # for which a freed name is reserved for a waiter that was woken
+GRACE_S: Final = 1.0  # for which a freed name is reserved for a waiter that has to confirm
 PRESENCE_S: Final = 15.0  # for which a waiter keeps its position in the queue after its last request
 MAX_POLL_S: Final = 5.0  # a waiter that is not woken asks again after this long at most, as repair
+RECENT_S: Final = MAX_POLL_S + GRACE_S  # a live waiter has asked within so many seconds
 POLL_SPREAD_S: Final = 0.5  # within which all waiters poll, once time has made room
+MAX_POSITION: Final = 50  # waiters ahead that are counted: how many more there are hardly changes when one polls
 MAX_TTL_S: Final = 10 * 365 * 86400.0
 MAX_KEPT_CHANGES: Final = 1000  # for an observer that does not ask for them
 
@@ -51,17 +53,19 @@ class Grant(NamedTuple):
 
     fence: int
     acquired_at: float  # wall clock of the server, for people to read
-    since: float | None = None  # our own clock before the request, if that was not a request of the claim's own
+    since: float | None = None  # our own clock, from which its ttl counts, if not from before the request it answers
 
 
 class Busy(NamedTuple):
     """The claim does not hold; if it asked to wait, it is in the queue now."""
 
-    position: int  # waiters that go first; a waiter whose reservation lapsed is not counted
+    # Waiters that go first, without those whose reservation lapsed. From MAX_POSITION on a backend need not count.
+    position: int
     retry_after: float  # poll after this long if no wake-up has come
     holder: str | None = None  # of one hold that is in the way, for the error message
     unsettled: bool = False  # an open transaction is changing the name: even the claim's own hold cannot be seen
     claim_id: str | None = None  # of that hold, where the store reports it
+    last_fence: int | None = None  # the last that the store gave out; a wake-up's grant has a higher one or is old
 
     @property
     def in_words(self) -> str:
@@ -107,6 +111,7 @@ class Capabilities(NamedTuple):
     expires: bool = True  # a hold ends at the store when its ttl has passed; else only when it is released
     reserves: bool = True  # a freed name is reserved for the next waiter until it confirms; else the store grants it
     breaks_alone: bool = True  # a break ends the holds of one name; else every hold of the holder's session
+    hands_over: bool = False  # a waiter that was heard lately is made the holder, and the wake-up carries its grant
     wakes_once: bool = True  # a waiter that is woken is granted at its first request; else it may have to repeat it
     metadata: bool = True  # the metadata of a hold is kept, for others to see
     observe: bool = True  # changes are reported: elections
@@ -156,37 +161,62 @@ class Waiting(Protocol):
 
     @property
     def reserved(self) -> bool:
-        """The resource is reserved for it: it was woken, and has `GRACE_S` seconds to ask."""
+        """The resource is reserved for it: it was woken, and has `GRACE_S` seconds to confirm."""
 
     @property
     def lapsed(self) -> int:  # as good as a bool
-        """It was woken and did not ask in time. It is passed over until it asks again."""
+        """It did not ask in time. It is passed over until it asks again."""
 
 
 W = TypeVar("W", bound=Waiting)
 
 
+Offer = Literal["grant", "reservation", "nothing"]
+
+
+def offer_to(silent: float, ttl: float) -> Offer:
+    """What a waiter that it is the turn of is offered, if its last request came `silent` seconds ago.
+
+    A waiter that is granted counts its ttl from before that request, which came before the grant: so no clock is
+    compared. If it has lost much of its ttl by then, it confirms with a new request. One that should have asked
+    meanwhile is dead or cut off. So those that died together cost one ttl and not one each.
+    """
+    if silent > RECENT_S:
+        return "nothing"
+    return "grant" if silent <= ttl / 4 else "reservation"
+
+
 def next_in_queue(queue: Iterable[W], occupancy: Occupancy, successor: str = "") -> list[W]:
-    """The waiters to reserve for now, in order. A waiter of the holder id `successor` goes before all others.
+    """The waiters to reserve for now, in order, where all have to confirm; see `next_offers`."""
+    return [waiter for waiter, _ in next_offers(queue, occupancy, successor, lambda _: "reservation")]
+
+
+def next_offers(
+    queue: Iterable[W], occupancy: Occupancy, successor: str, offer: Callable[[W], Offer]
+) -> list[tuple[W, Offer]]:
+    """The waiters that it is the turn of, in order, and what each is offered; see `offer_to`.
+
+    One that is offered nothing has lapsed. A waiter of the holder id `successor` goes before all others.
 
     `occupancy` counts holders and reservations, and grows. It has to count every reservation, wherever its waiter
     stands: one that came back after its reservation lapsed has its old position, before younger waiters that were
     reserved for meanwhile.
 
-    A waiter whose reservation lapsed is passed over until it asks again, so that a dead one delays the queue once and
+    A waiter that did not ask in time is passed over until it asks again, so that a dead one delays the queue once and
     not at every hand-over.
     """
-    chosen: list[W] = []
+    chosen: list[tuple[W, Offer]] = []
     if successor:
         queue = sorted(queue, key=lambda waiter: waiter.holder != successor)  # the order of the others stays
     for waiter in queue:
         if waiter.lapsed or waiter.reserved:
             continue
-        if occupancy.fits(waiter.mode, waiter.limit):
-            occupancy.add(waiter.mode)
-            chosen.append(waiter)
-        else:
+        if not occupancy.fits(waiter.mode, waiter.limit):
             break  # no claim passes an older waiter
+        what = offer(waiter)
+        if what != "nothing":
+            occupancy.add(waiter.mode)
+        chosen.append((waiter, what))
     return chosen
 
 

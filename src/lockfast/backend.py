@@ -12,11 +12,12 @@ for; `Mode` is `EXCLUSIVE` or `SHARED`. `Renewal` asks for a longer lease.
 **What is answered.** `Grant` or `Busy` to `acquire`, an `Observation` with its `Change`s to `observe`, a `LockInfo`
 with its `HolderInfo`s to `inspect`, `list` and `break_`, and `Health` to `check_up`.
 
-**Who is next.** `Occupancy` has the one rule of admission, `next_in_queue` picks the waiters to reserve for (each is a
-`Waiting`), and `poll_after` says how long a waiter sleeps before it asks again by itself. A freed name stays reserved
-for `GRACE_S` seconds; a waiter that has not asked for `PRESENCE_S` seconds loses its place; the store keeps
-`MAX_KEPT_CHANGES` changes for an observer; no waiter sleeps longer than `MAX_POLL_S`. `first_fence` is where a new
-store starts to count.
+**Who is next.** `Occupancy` has the one rule of admission, `next_in_queue` picks the waiters to reserve for (each is
+a `Waiting`), and `poll_after` says how long a waiter sleeps before it asks again by itself. A store that `hands_over`
+asks `next_offers` instead, which says for each whether it is made the holder: its `Offer`, as `offer_to` decides it.
+A freed name stays reserved for `GRACE_S` seconds; a waiter that has not asked for `PRESENCE_S` seconds loses its
+place; the store keeps `MAX_KEPT_CHANGES` changes for an observer; no waiter sleeps longer than `MAX_POLL_S`.
+`first_fence` is where a new store starts to count.
 
 **Limiters and cells.** `Rate`, `Booked` and `Allowance` are the question and the answers of `throttle`, and
 `book_permits` decides it. `Write`, `Written` and `Stored` are those of `write` and `read`: `check_write` decides
@@ -62,10 +63,13 @@ from lockfast._model import (
     Mode,
     Observation,
     Occupancy,
+    Offer,
     Renewal,
     Terms,
     Waiting,
     next_in_queue,
+    next_offers,
+    offer_to,
     poll_after,
 )
 from lockfast._reentry import Mutex, critical_section
@@ -137,6 +141,7 @@ __all__ = [
     "Mutex",
     "Observation",
     "Occupancy",
+    "Offer",
     "Rate",
     "Renewal",
     "ReportsLosses",
@@ -160,6 +165,8 @@ __all__ = [
     "first_fence",
     "limit_mismatch",
     "next_in_queue",
+    "next_offers",
+    "offer_to",
     "poll_after",
     "split_url",
 ]

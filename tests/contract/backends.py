@@ -132,7 +132,8 @@ def _rows() -> Iterator[Row]:
         yield _redis("redis6", shared.redis_6)._replace(subjects=STORE, chapters=BY_AGE)
     if redis_of_this_host(os.environ):
         yield _redis(OF_THIS_HOST, shared.of_this_host)
-    yield _set_up("cluster", "redis+cluster", shared.cluster)
+    confirms = RedisBackend.capabilities._replace(hands_over=False)
+    yield _set_up("cluster", "redis+cluster", shared.cluster)._replace(capabilities=confirms)
     yield _set_up("sentinel", "redis+sentinel", shared.sentinels)
     yield _redlock(3)
     yield _redlock(5)._replace(chapters=BY_NUMBER)

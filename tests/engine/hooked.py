@@ -47,7 +47,7 @@ class HookedBackend:
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
         return await self._through("acquire", self.inner.acquire(claim, enqueue=enqueue, within=self._real(within)))
 
-    async def wait(self, claim: Claim, seconds: float) -> bool:
+    async def wait(self, claim: Claim, seconds: float) -> bool | Grant:
         return await self._through("wait", self.inner.wait(claim, seconds))
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> Sequence[bool | None]:

@@ -1,4 +1,4 @@
-"""Callbacks of users hold up nothing but themselves: no renewal, no other callback, no letting go."""
+"""Callbacks of users hold up nothing but themselves: no renewal, no other callback, no release."""
 
 from __future__ import annotations
 

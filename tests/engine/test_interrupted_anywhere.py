@@ -88,9 +88,9 @@ def test_interrupted_at_any_instruction_of_the_first_acquire_the_keeper_serves_t
 class Waiting:
     """Another client holds the lock that an acquire waits for, until there is a waiter or the acquire is over."""
 
-    def __init__(self, url: str, clock: FakeClock, *, lets_go: bool) -> None:
+    def __init__(self, url: str, clock: FakeClock, *, releases: bool) -> None:
         self.other = lockfast.connect(url, clock=clock, holder="other")
-        self._lets_go = lets_go
+        self._releases = releases
         self._held, self._over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._hold)
         self._thread.start()
@@ -100,7 +100,7 @@ class Waiting:
         with self.other.lock("a", ttl=600):
             self._held.set()
             while not self._over.wait(0.0005):
-                if self._lets_go and self.other.inspect("a").waiters:
+                if self._releases and self.other.inspect("a").waiters:
                     return
 
     def __enter__(self) -> Waiting:
@@ -140,7 +140,7 @@ def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Fresh:
 def test_interrupted_at_any_instruction_of_a_wait_it_leaves_no_place_in_line(fresh: Fresh) -> None:
     def run_story(point: int) -> str:
         url, clock, error = fresh.url(), FakeClock(), None
-        with lockfast.connect(url, clock=clock) as locks, Waiting(url, clock, lets_go=True) as waiting:
+        with lockfast.connect(url, clock=clock) as locks, Waiting(url, clock, releases=True) as waiting:
             locks.list()  # it is open
             lock = locks.lock("a")
             with Interrupt(point, _ours) as interrupt:
@@ -181,7 +181,7 @@ def test_interrupted_again_at_any_instruction_of_leaving_the_line_it_leaves_no_p
         hook = InterruptOnce(first)
         with (
             lockfast.connect(hooked(url, hook), clock=clock) as locks,
-            Waiting(url, clock, lets_go=False) as waiting,
+            Waiting(url, clock, releases=False) as waiting,
         ):
             locks.list()
             lock = locks.lock("a")

@@ -122,7 +122,7 @@ def run(story: Story, url: str, point: int) -> str | None:
 
 
 def run_against_another(
-    story: Story, url: str, point: int, lets_go: bool, clock: FakeClock | None = None
+    story: Story, url: str, point: int, releases: bool, clock: FakeClock | None = None
 ) -> str | None:
     with lockfast.connect(url, holder="other", clock=clock) as others:
         theirs = others.lock("a").acquire()
@@ -132,11 +132,11 @@ def run_against_another(
         with lockfast.connect(opener, holder="us", clock=clock) as locks:
             enough = threading.Event()
 
-            def let_go() -> None:
-                until(lambda: enough.is_set() or (lets_go and others.inspect("a").waiters), "one to wait, or the end")
+            def release() -> None:
+                until(lambda: enough.is_set() or (releases and others.inspect("a").waiters), "one to wait, or the end")
                 theirs.release()
 
-            thread = threading.Thread(target=let_go)
+            thread = threading.Thread(target=release)
             thread.start()
             try:
                 story(locks)
@@ -169,13 +169,13 @@ def test_interrupted_at_any_point_it_leaves_nothing_behind(story: Story, url: st
 
 @pytest.mark.parametrize("story", AFTER_A_WAIT)
 def test_interrupted_at_any_point_of_a_wait_it_leaves_nothing_behind(story: Story, url: str) -> None:
-    points = sweep(lambda point: run_against_another(story, url, point, lets_go=True))
+    points = sweep(lambda point: run_against_another(story, url, point, releases=True))
     assert {"before wait", "after wait", "after acquire"} <= set(points)
 
 
 def test_interrupted_while_it_waits_in_vain_it_leaves_nothing_behind(url: str) -> None:
     clock = FakeClock()
-    points = sweep(lambda point: run_against_another(acquire_in_vain, url, point, lets_go=False, clock=clock))
+    points = sweep(lambda point: run_against_another(acquire_in_vain, url, point, releases=False, clock=clock))
     assert {"before wait", "before abandon", "after abandon"} <= set(points)
 
 
@@ -186,7 +186,7 @@ def test_what_a_signal_handler_asks_in_the_middle_of_a_request_does_not_spoil_it
     def nested(t: SqliteTransaction) -> str:
         t.execute("UPDATE claims SET counter = counter + 1")
         with pytest.raises(BackendUnavailable, match="in the middle of another request"):
-            drive(driver.transact(lambda _: "never", (), 0.01))
+            drive(driver.transact((lambda _: "never", (), None, False), 0.01))
         assert drive_counter(t) == before + 1
         return "done"
 
@@ -194,7 +194,7 @@ def test_what_a_signal_handler_asks_in_the_middle_of_a_request_does_not_spoil_it
         counter: int = t.execute("SELECT max(counter) FROM claims").fetchone()[0]
         return counter
 
-    before, _ = drive(driver.transact(drive_counter, (), LIMIT_S))
-    assert drive(driver.transact(nested, (), LIMIT_S))[0] == "done"
-    assert drive(driver.transact(drive_counter, (), LIMIT_S))[0] == before + 1
+    before, _ = drive(driver.transact((drive_counter, (), None, False), LIMIT_S))
+    assert drive(driver.transact((nested, (), None, False), LIMIT_S))[0] == "done"
+    assert drive(driver.transact((drive_counter, (), None, False), LIMIT_S))[0] == before + 1
     driver.shut()

@@ -13,11 +13,11 @@ from lockfast._model import Claim, Grant, Renewal
 from lockfast._worlds import drive
 from lockfast._worlds.threads import ThreadWorld
 from lockfast.engine.core import Engine
-from lockfast.engine.early_losses import MAX_EARLY_LOSSES
 from lockfast.engine.extending import downgrade, extend
-from lockfast.engine.keeper import Keeper
+from lockfast.engine.keeper import MAX_EARLY_LOSSES, Keeper
 from lockfast.engine.keeper_loop import IDLE_S
 from lockfast.engine.lease import Lease
+from lockfast.engine.renewing import HANGING_S
 from lockfast.errors import BackendUnavailable, LeaseLost
 from lockfast.testing.clock import FakeClock
 from lockfast.testing.simulated import Park, SimulatedWorld, Simulation
@@ -363,6 +363,40 @@ def test_a_lease_that_comes_while_the_idle_loop_ends_is_renewed(stage: Stage) ->
     stage.pass_time(IDLE_S + 15)
     assert late.held
     assert ("late",) in stage.backend.renewals
+
+
+def test_a_renewal_that_hangs_holds_up_another_until_it_hangs_and_no_longer(stage: Stage) -> None:
+    stage.backend.answer = hang
+    stage.take("a", ttl=3.0)
+    stage.pass_time(0.2)
+    stage.take("b", ttl=3.0)
+    stage.pass_time(1.0 + HANGING_S - 0.2 - 0.01)  # "b" has been due for a moment
+    assert stage.backend.renewals == [("a",)]
+    stage.pass_time(0.02)
+    assert stage.backend.renewals == [("a",), ("b",)]
+
+
+def test_the_loop_sleeps_while_the_renewal_of_a_lease_that_was_released_is_unanswered(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper, seen = stage.engine.keeper, 0
+    inspect = keeper.inspect
+
+    def count(now: float) -> float:
+        nonlocal seen
+        seen += 1
+        assert seen < 1000, "it never sleeps"
+        return inspect(now)
+
+    monkeypatch.setattr(keeper, "inspect", count)
+    stage.backend.answer = hang
+    lease = stage.take(ttl=30.0)
+    stage.pass_time(11)
+    assert len(stage.backend.renewals) == 1
+    stage.release(lease)
+    seen = 0
+    stage.pass_time(3 * IDLE_S)
+    assert seen <= 10
 
 
 def test_losses_of_what_is_never_kept_are_not_remembered_without_end(stage: Stage) -> None:

@@ -199,7 +199,7 @@ def test_checking_a_lost_lease_in_a_step_of_an_event_loop_does_not_hang(tmp_path
     asyncio.run(main())
 
 
-def test_a_coroutine_that_is_closed_in_another_loop_s_thread_lets_go(url: str) -> None:
+def test_a_coroutine_that_is_closed_in_another_loop_s_thread_releases(url: str) -> None:
     """The garbage collector runs where it likes."""
     inside, done = threading.Event(), threading.Event()
     bodies: list[Any] = []
@@ -235,7 +235,7 @@ def test_a_coroutine_that_is_closed_in_another_loop_s_thread_lets_go(url: str) -
         join(thread)
 
 
-def test_a_coroutine_whose_loop_is_gone_lets_go_of_what_needs_no_loop(tmp_path: Path) -> None:
+def test_a_coroutine_whose_loop_is_gone_releases_what_needs_no_loop(tmp_path: Path) -> None:
     url = f"memory://{tmp_path.name}"
     locks = lockfast.aio.connect(url)
 

@@ -17,6 +17,7 @@ from lockfast.engine.keeper import Keeper
 from lockfast.engine.renewing import Renewals
 from lockfast.engine.request import Request
 from lockfast.engine.schedule import RenewalState
+from lockfast.errors import BackendUnavailable
 from lockfast.testing.simulated_client import Parts
 from lockfast.testing.simulated_network import RemoteBackend
 
@@ -68,8 +69,8 @@ class WakesEverybody(MemoryBackend):
 class TakesAWakeUpForAGrant(RemoteBackend):
     """Being woken is believed to mean that one holds; the server is not asked again."""
 
-    async def wait(self, claim: Claim, seconds: float) -> bool:
-        woken = await super().wait(claim, seconds)
+    async def wait(self, claim: Claim, seconds: float) -> bool | Grant:
+        woken = bool(await super().wait(claim, seconds))
         if woken:
             self.__dict__.setdefault("trusted", set()).add(claim.id)
         return woken
@@ -128,7 +129,55 @@ class LeavesTheCancelledBehind(RemoteBackend):
     """Nothing is undone when an acquire is cancelled or out of time."""
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
-        self.asking.pop(claim.id, None)
+        self.forget(claim.id)
+
+
+class CountsFromTheWakeUp(AsyncLease):
+    """A grant that a wake-up carried is believed from when it arrived; it had been under way."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, engine: Engine, request: Request, claim: Claim, grant: Grant, asked_at: float, waited: float
+    ) -> None:
+        super().__init__(engine, request, claim, grant._replace(since=None), asked_at, waited)
+
+
+class CountsFromAnUnansweredRequest(RemoteBackend):
+    """A grant that a wake-up carried is believed from before the last request, whether that was answered or not."""
+
+    async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
+        try:
+            return await super().acquire(claim, enqueue=enqueue, within=within)
+        except BackendUnavailable:
+            grant = self.grants.get(claim.id)
+            if grant is None:
+                raise
+            self.forget(claim.id)
+            return grant
+
+
+class BelievesAnOldGrant(RemoteBackend):
+    """A wake-up that was under way for longer than its ttl is believed from before a request that came after it."""
+
+    async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
+        answer = await super().acquire(claim, enqueue=enqueue, within=within)
+        return answer._replace(last_fence=0) if isinstance(answer, Busy) else answer
+
+
+class LeavesTheGrantOfTheAbandoned(MemoryBackend):
+    """A claim that is abandoned leaves the queue; if it was made the holder meanwhile, it stays that."""
+
+    async def abandon(self, claim: Claim, *, within: float) -> None:
+        resource = self._store.resources.get(claim.terms.key)
+        if resource is None or claim.id not in resource.holders:
+            await super().abandon(claim, within=within)
+
+
+class ConfirmsEachGrant(MemoryBackend):
+    """No bug: a freed name is reserved for the next waiter, as where a backend does not hand over."""
+
+    capabilities = MemoryBackend.capabilities._replace(hands_over=False)
 
 
 PLANTED: dict[str, Bug] = {
@@ -141,4 +190,10 @@ PLANTED: dict[str, Bug] = {
     "forget younger reservations": Bug(Parts(server=ForgetsYoungerReservations), "held together", first_seed=260),
     "refuse the reserved": Bug(Parts(server=RefusesTheReserved), "stood idle"),
     "leave the cancelled behind": Bug(Parts(remote=LeavesTheCancelledBehind), "left"),
+    "count a handed-over ttl from the wake-up": Bug(Parts(lease=CountsFromTheWakeUp), "believed for"),
+    "count a handed-over ttl from an unanswered request": Bug(
+        Parts(remote=CountsFromAnUnansweredRequest), "believed for", "rwlock", 200
+    ),
+    "believe an old grant": Bug(Parts(remote=BelievesAnOldGrant), "held together", "mutex", 300),
+    "leave the grant of the abandoned": Bug(Parts(server=LeavesTheGrantOfTheAbandoned), "left"),
 }

@@ -28,6 +28,8 @@ NODE_TIMEOUT_S = 0.3
 class VotingBackend(MemoryBackend):
     """What a server does with a proposal and an order in the queue, as the scripts of Redis do."""
 
+    capabilities = MemoryBackend.capabilities._replace(hands_over=False)  # one server alone cannot
+
     def __init__(self, store: MemoryStore, world: World) -> None:
         super().__init__(store, world)
         self._orders: dict[str, int] = {}  # in the queue, by claim
@@ -207,7 +209,7 @@ class SimulatedNode(RemoteBackend):
         options: dict[str, Any] = {"up_to": up_to, "order": order, "enqueue": enqueue}
         await self._ask("give_back", claim, [claim.id], **options, within=min(within, NODE_TIMEOUT_S))
 
-    def woken(self, id: str) -> None:
+    def woken(self, id: str, grant: Grant | None) -> None:
         waiters[self.world].wake(id)
 
 
@@ -253,8 +255,9 @@ waiters: dict[SimulatedWorld, SimulatedWaiters] = {}
 class SimulatedFanout:
     """A task for each node; the client goes on as soon as it knows enough."""
 
-    def __init__(self, world: SimulatedWorld) -> None:
+    def __init__(self, world: SimulatedWorld, nodes: int) -> None:
         self._world = world
+        self._nodes = nodes
         self.now = world.now
         self.wakeups = waiters[world] = SimulatedWaiters(world)
 
@@ -269,7 +272,8 @@ class SimulatedFanout:
         new: bool = False,
         late: Late | None = None,
     ) -> list[Any]:
-        results: list[Any] = [PENDING] * len(verbs)
+        made = [verbs(node) for node in range(self._nodes)] if callable(verbs) else verbs
+        results: list[Any] = [PENDING] * len(made)
         changed = self._world.signal()
 
         async def run(node: int, verb: Verb) -> None:
@@ -281,10 +285,10 @@ class SimulatedFanout:
             results[node] = result
             changed.set()
 
-        for node, verb in enumerate(verbs):
+        for node, verb in enumerate(made):
             if verb is not None:
                 self._world.spawn(run(node, verb), "job, a question to one node")
-        asked = sum(verb is not None for verb in verbs)
+        asked = sum(verb is not None for verb in made)
         until = self._world.now() + min(within, NODE_TIMEOUT_S) + 0.05
         while not enough(results) and sum(one is not PENDING for one in results) < asked:
             if settled is not None and settled(results):

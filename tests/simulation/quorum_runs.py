@@ -105,7 +105,7 @@ class Client:
         self.nodes = [node(network, world) for network in networks]
         self.backend = quorum(
             self.nodes,
-            SimulatedFanout(world),
+            SimulatedFanout(world, len(self.nodes)),
             chance=world.chance,
             micros=lambda: round((1000 + world.simulation.time + skew) * 1e6),
             rejoin=rejoin,

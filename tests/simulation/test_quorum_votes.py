@@ -89,7 +89,8 @@ class Silent:
 
     blocking = True
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: int = 3) -> None:
+        self._nodes = nodes
         self.wakeups: Any = self
         self.time = self.cost = 0.0  # and which part of its time each round takes
         self.before_each: Callable[[], object] = lambda: None
@@ -106,11 +107,15 @@ class Silent:
 
     async def pause(self, seconds: float) -> None: ...
 
-    async def ask(self, verbs: Sequence[Any], enough: Any, *, within: float, **how: Any) -> list[Any]:
+    def _made(self, verbs: Any) -> Sequence[Any]:
+        return [verbs(node) for node in range(self._nodes)] if callable(verbs) else verbs
+
+    async def ask(self, verbs: Any, enough: Any, *, within: float, **how: Any) -> list[Any]:
         self.before_each()
         self.time += self.cost * within
-        results: list[Any] = [PENDING] * len(verbs)
-        for number, ask in enumerate(verbs):
+        made = self._made(verbs)
+        results: list[Any] = [PENDING] * len(made)
+        for number, ask in enumerate(made):
             if ask is not None and enough(results):
                 ask.close()
             elif ask is not None:
@@ -130,11 +135,11 @@ class WithASlowServer(Silent):
         super().__init__()
         self._after: list[Callable[[], None]] = []
 
-    async def ask(self, verbs: Sequence[Any], enough: Any, *, within: float, **how: Any) -> list[Any]:
+    async def ask(self, verbs: Any, enough: Any, *, within: float, **how: Any) -> list[Any]:
         settled, late = how.get("settled"), how.get("late")
         if settled is None or late is None:
             return await super().ask(verbs, enough, within=within, **how)
-        *first, last = verbs
+        *first, last = self._made(verbs)
         results = [*await super().ask(first, enough, within=within), PENDING]
         if not settled(results):
             results[-1] = run_to_end(last)
@@ -160,7 +165,7 @@ class Stage:
         return self.client_by(lambda: clock, rejoin)
 
     def client_by(self, micros: Callable[[], int], rejoin: float | None = 0.0) -> QuorumBackend:
-        fanout: Any = Silent()
+        fanout: Any = Silent(len(self.servers))
         return QuorumBackend(self.servers, fanout, chance=lambda: 0.5, micros=micros, rejoin=rejoin)
 
     def down(self, *numbers: int) -> None:
@@ -685,3 +690,21 @@ def test_a_lease_that_was_extended_keeps_a_server_out_for_as_long() -> None:
         run_to_end(client.acquire(short._replace(id="b"), enqueue=False, within=WITHIN_S))
     stage.servers[0].years = stage.servers[1].years = 60.0  # what they have forgotten has ended
     assert isinstance(run_to_end(client.acquire(short._replace(id="b"), enqueue=False, within=WITHIN_S)), Grant)
+
+
+def test_a_name_that_stays_taken_after_its_release_survives_restarts_if_rejoin_is_as_long() -> None:
+    """By default a server counts again after the longest ttl: a `min_hold` is no belief of a holder."""
+    for rejoin in (None, 60.0):
+        stage = Stage()
+        client = stage.client(100, rejoin=rejoin)
+        granted(client, "a")
+        assert run_to_end(client.release(claim("a"), linger=50.0, within=WITHIN_S))
+        assert isinstance(ask(client, "b"), Busy)
+        for server in stage.servers[:2]:
+            server._store.clear()
+            server.years = 30.0
+        if rejoin is None:
+            assert isinstance(ask(client, "b"), Grant)
+        else:
+            with pytest.raises(BackendUnavailable, match="excluded"):
+                ask(client, "b")

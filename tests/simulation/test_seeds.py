@@ -9,22 +9,36 @@ from collections.abc import Mapping
 
 import pytest
 
+from lockfast.testing.simulated_client import Parts
 from lockfast.testing.simulation import main, simulate
 from lockfast.testing.simulation_plans import ABOUT
 from tests.scale import by_scale
 from tests.servers.run import first_new_seed
-from tests.simulation.planted import PLANTED
+from tests.simulation.planted import PLANTED, ConfirmsEachGrant
 
 BLOCK = 100  # seeds of one test
 FIXED = by_scale(100, soak=10_000)  # seeds that are the same in every run, from 0
 NEW = by_scale(100, soak=10_000)  # seeds that no run had before
 ALIKE = by_scale(25, soak=400)  # seeds of runs that are about one thing
-FAULTS = ("lost_request", "lost_reply", "reset", "late", "repeated", "slow", "lost_wake", "crash", "freeze", "cut_off")
+FAULTS = (
+    "lost_request",
+    "lost_reply",
+    "reset",
+    "late",
+    "repeated",
+    "slow",
+    "lost_wake",
+    "late_wake",
+    "crash",
+    "freeze",
+    "cut_off",
+)
 
 # A run in which nothing happens proves nothing: how much must have happened at least in a block of seeds.
 OF_EVERYTHING = {
     "holds": 1500,
     "wakeups": 1000,
+    "handed_over": 400,
     "cancelled": 100,
     "losses": 50,
     "semaphore_shared": 100,
@@ -81,6 +95,15 @@ def test_no_promise_breaks_with_seeds_that_nobody_has_tried(block: int) -> None:
     """Where they begin is printed above all tests, and a failing one says how to replay it."""
     first = first_new_seed() + block * BLOCK
     run(range(first, first + BLOCK))
+
+
+@pytest.mark.slow
+def test_no_promise_breaks_where_each_waiter_has_to_confirm() -> None:
+    """As on a backend that does not hand over: what is freed is reserved for the next waiter."""
+    for seed in range(30_000, 30_000 + FIXED):
+        outcome = simulate(seed, Parts(server=ConfirmsEachGrant))
+        assert not outcome.wrong, str(outcome)
+        assert not outcome.counts["handed_over"]
 
 
 def test_each_thing_to_contend_for_has_runs_of_its_own() -> None:

@@ -1,4 +1,4 @@
-"""One thread or task of a worker: it asks, believes, works and lets go, and writes each of it down.
+"""One thread or task of a worker: it asks, believes, works and releases, and writes each of it down.
 
 Decides: what is believed and for how long, and which errors are part of the game.
 Leaves to `jobs`: what is asked for, and how.

@@ -42,10 +42,15 @@ class Backend(Protocol):
         """
         ...
 
-    async def wait(self, claim: Claim, seconds: float) -> bool:
+    async def wait(self, claim: Claim, seconds: float) -> bool | Grant:
         """After `Busy` or an `Observation`: True as soon as the claim is woken, or False after `seconds`.
 
-        A wake-up between that answer and this call is not missed. True is a hint to ask again, never a grant.
+        A wake-up between that answer and this call is not missed. True is a hint to ask again.
+
+        If `hands_over` is among the capabilities, a wake-up may carry the grant, which is then returned in place of
+        True. It may be late, repeated or lost. The engine believes it only if its fence is above the `last_fence` of
+        the claim's last answer, which was `Busy`: then the store has granted it after that answer, and the ttl counts
+        from before the request for it. A grant that is not believed is a hint, as True is.
         """
         ...
 
@@ -59,8 +64,10 @@ class Backend(Protocol):
         ...
 
     async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
-        """End the claim's hold and hand over: reserve for the next waiters, and wake them and no others.
+        """End the claim's hold and hand over to the next waiters, and wake them and no others.
 
+        If the store `hands_over`, a waiter becomes the holder in the same step, with a fence and the terms of its last
+        request, where `offer_to` says so. Else the name is reserved for it, and it confirms by asking.
         A waiter of the holder id `successor` goes before all others.
         With `linger` the name stays taken for that many seconds more, though no claim holds it.
         False if the claim did not hold; then nothing is changed.
@@ -68,7 +75,10 @@ class Backend(Protocol):
         ...
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
-        """End the claim whatever became of it: as a waiter, as a holder and as an observer."""
+        """End the claim whatever became of it: as a waiter, as a holder and as an observer.
+
+        It is ended before anything is handed over, so that this step grants it nothing.
+        """
         ...
 
     async def observe(self, claim: Claim, *, after: int, within: float) -> Observation:

@@ -3,5 +3,5 @@
 First reading: `lease` (the life-cycle), `acquire`, `keeper`, `core` (the parts, and where each verb is).
 Then, as needed: `releasing`, `extending`; `schedule`, `renewing`, `keeper_loop` beneath the keeper; `retrying`,
 `backoff`, `outage` for a backend that does not answer; `unfinished`, `closing`, `restarting`, `process` for the end;
-`callbacks`, `reporting`, `background`; `checks`, `living`, `order` for what is refused or warned of.
+`callbacks`, `reporting`, `background`; `checks`, `living`, `leases_by_key`, `order` for what is refused or warned of.
 """

@@ -1,7 +1,8 @@
 """Ask until granted or out of time, and leave nothing behind.
 
 Decides: when to ask again, when to give up, and what must be undone.
-Leaves to the backend: who is granted. Leaves to the keeper: what happens after the grant.
+Leaves to the backend: who is granted. Leaves to `waking`: which grant in a wake-up is believed.
+Leaves to the keeper: what happens after the grant.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from lockfast.engine.lease import Lease
 from lockfast.engine.reporting import reported_acquire
 from lockfast.engine.request import Adopt, Request
 from lockfast.engine.retrying import HASTY_S, most_telling, pause_for_retry
-from lockfast.engine.waking import Waking
+from lockfast.engine.waking import Waking, handed_over
 from lockfast.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -118,7 +119,12 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
             woken = answered_at < give_up_at and await waking.wait(
                 min(give_up_at - answered_at, answer.retry_after), give_up_at
             )
+            grant = handed_over(engine, request, woken, answer, asked_at) if woken else None
             asked_at = engine.now()
+            if grant is not None:
+                lease = _believe(engine, request, claim, grant, asked_at, asked_at - started)
+                adopt(lease)
+                return lease
             if not woken and asked_at >= give_up_at:
                 return await _time_is_up(engine, claim, answer) if enqueue else answer
     except GeneratorExit:  # the coroutine is being closed: nothing can be awaited in it any more

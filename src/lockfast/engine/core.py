@@ -66,7 +66,7 @@ class Engine:
             backend.on_loss = self._on_loss
         if isinstance(world, ChangesLoops):
             world.on_new_loop = partial(restarting.begin_again, self)
-        living.LIVING.add(self)
+        living.begins(self)
         start_put_off()
 
     def make_parts(self) -> None:
@@ -142,4 +142,4 @@ class Engine:
         """See `closing`."""
         self.arrive()
         await closing.close(self, within)
-        living.LIVING.discard(self)
+        living.ends(self)

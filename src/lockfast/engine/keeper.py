@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from lockfast.engine.early_losses import EarlyLosses
+from lockfast._bounded import BoundedDict
 from lockfast.engine.keeper_loop import KeeperLoop
 from lockfast.engine.lease import Lease, Step
+from lockfast.engine.leases_by_key import LeasesByKey
 from lockfast.engine.not_held import why_out_of_time
 from lockfast.engine.renewing import Renewals
 from lockfast.engine.reporting import report_lease_behind
@@ -25,15 +26,20 @@ from lockfast.engine.schedule import WATCHED, RenewalState, Schedule, renewal_in
 if TYPE_CHECKING:
     from lockfast.engine.core import Engine
 
+MAX_EARLY_LOSSES: Final = 1000
+
 
 class Keeper:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.leases: dict[str, Lease] = {}  # all that are held, by claim id
+        self.by_key = LeasesByKey(engine.mutex)  # the same
+        self._unfiled = self.by_key.unfiled
         self.fresh: dict[str, Lease] = {}  # those to inspect as soon as the loop is awake
         self._states: dict[str, RenewalState] = {}  # of those that were inspected or renewed, by claim id
         self._schedule = Schedule()
-        self._early = EarlyLosses()
+        # Reported before the lease is kept, which may never come: the reason by claim id and fence.
+        self._early = BoundedDict[tuple[str, int], str](MAX_EARLY_LOSSES)
         self.renewals = Renewals(engine, self)
         self.loop = KeeperLoop(engine, self)
 
@@ -42,12 +48,11 @@ class Keeper:
     def keep(self, lease: Lease) -> None:
         """From now on: renew it, and report its loss. Raises RuntimeError if no thread or task can be started."""
         id = lease._claim.id
-        self.leases[id] = lease
-        self.fresh[id] = lease
+        self.leases[id] = self._unfiled[id] = self.fresh[id] = lease
         if self._early and (reason := self._early.pop((id, lease._fence), "")):
             self.lose(lease, "denied", reason)
             return
-        due_at = lease._granted_at + renewal_interval(lease) if lease._request.renew else lease._deadline
+        due_at = lease._asked_at + renewal_interval(lease) if lease._request.renew else lease._deadline
         loop = self.loop
         if due_at < loop.wake_at or loop.signal is None:  # as in `wake_by`, which costs a call
             try:
@@ -60,6 +65,8 @@ class Keeper:
         """It is released or lost: nothing more to do for it."""
         id = lease._claim.id
         self.leases.pop(id, None)
+        if self._unfiled.pop(id, None) is None:
+            self.by_key.remove(lease)
         self.fresh.pop(id, None)
         if self._states:
             self._states.pop(id, None)
@@ -162,7 +169,7 @@ class Keeper:
     def on_loss(self, ended: Sequence[tuple[str, int]], reason: str) -> None:
         """The backend has noticed that these claims, each with its fence, hold no longer. Called from any thread."""
         for held in ended:
-            self._early.add(held, reason)  # before the search: it may be granted, and on its way to be kept
+            self._early[held] = reason  # before the search: it may be granted, and on its way to be kept
             id, fence = held
             lease = self.leases.get(id)
             if lease is not None and lease._fence == fence:  # else the claim was granted again since

@@ -112,7 +112,7 @@ class KeeperLoop:
                 if self.closed:
                     await signal.wait(min(IDLE_S, engine.outage.poll(now) - now))
                     continue
-                if keeper.leases or engine.outage.unanswered:
+                if keeper.leases or engine.outage.unanswered or not keeper.is_idle():
                     busy_at = now
                 soonest = min(keeper.inspect(now), engine.on_lost.poll(now))
                 promised = self.wake_at if self.wake_at > now else NEVER

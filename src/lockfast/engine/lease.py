@@ -46,6 +46,7 @@ class Lease(Unique):
     """One granted claim. `held` is computed from the clock, `lost` is remembered."""
 
     __slots__ = (
+        "_asked_at",
         "_body",
         "_claim",
         "_deadline",
@@ -72,13 +73,12 @@ class Lease(Unique):
         self._request = request
         self._claim = claim
         self._fence, self._server_time, since = grant
-        if since is not None:
-            asked_at = since
         self._ttl = ttl
-        self._granted_at = asked_at
+        self._granted_at = asked_at if since is None or since < asked_at else since
+        self._asked_at = asked_at if since is None else since
         self._waited = waited  # seconds in the queue
         # Counted from before the request was sent: the server's ttl cannot have started earlier.
-        self._deadline = asked_at + ttl * engine.belief
+        self._deadline = self._asked_at + ttl * engine.belief
         self._state: State = "held"
         self._reason = ""
         self._depth = 1  # how many times its owner has entered it

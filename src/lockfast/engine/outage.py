@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from lockfast._time import format_duration
@@ -64,14 +65,16 @@ class Outage:
         Ends with `answered` or `ended`. Not called unless it `watches`.
         """
         self.unanswered[request] = _Unanswered(asked_at, until)
-        try:
-            self._engine.keeper.loop.wake_by(asked_at + REPORT_AFTER_S)
-        except RuntimeError:
-            return  # no thread can be started: then only its failure is reported
+        loop = self._engine.keeper.loop
+        if asked_at + REPORT_AFTER_S < loop.wake_at or loop.signal is None:  # as in `wake_by`, which costs a call
+            with suppress(RuntimeError):  # no thread can be started: then only its failure is reported
+                loop.wake_by(asked_at + REPORT_AFTER_S)
 
     def answered(self, request: object) -> None:
         sent = self.unanswered.pop(request, None)
-        self._engine.keeper.loop.end_if_done()
+        loop = self._engine.keeper.loop
+        if loop.closed:
+            loop.end_if_done()
         if sent is not None and (sent.overdue or (self._given_up and sent.asked_at >= self._failed_at)):
             self.over()
 

@@ -7,7 +7,6 @@ Leaves to the backend: who is next. Leaves to `unfinished`: claims that could no
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from lockfast._model import Claim
@@ -46,10 +45,10 @@ async def release(engine: Engine, lease: Lease, successor: str = "", *, until: f
             if not engine.outage.watches:
                 freed = await engine.backend.release(lease._claim, linger=linger, within=within, successor=successor)
             else:  # half of it: a connection may be dead, and then there is time to try another
-                ask = partial(
-                    engine.backend.release, lease._claim, linger=linger, within=within / 2, successor=successor
+                half, backend, claim = within / 2, engine.backend, lease._claim
+                freed = await engine.watched(
+                    lambda: backend.release(claim, linger=linger, within=half, successor=successor), now, now + within
                 )
-                freed = await engine.watched(ask, now, now + within)
         except BackendUnavailable as error:
             if error.transient:
                 engine.outage.failed(error, now, engine.now(), now + within)

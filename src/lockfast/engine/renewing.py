@@ -72,7 +72,8 @@ class Renewals:
             except RuntimeError:  # no thread can be started just now; tried again
                 with self._engine.mutex:
                     self._renewers -= 1
-        return now + HANGING_S if self._due else NEVER
+        hangs_at = self._asked_at + HANGING_S
+        return (hangs_at if hangs_at > now else now + HANGING_S) if self._due else NEVER
 
     def watch(self, now: float) -> float:
         """Notice deadlines that pass before a renewal is answered; the answer is when the next one does."""

@@ -7,7 +7,6 @@ Leaves to `outage`: what is reported meanwhile. An acquire has a loop of its own
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from lockfast.errors import BackendUnavailable
@@ -53,7 +52,7 @@ async def insist(engine: Engine, ask: Callable[[float], Awaitable[T]], until: fl
         asked_at = engine.now()
         try:
             within = max(MIN_WITHIN_S, min(engine.patience, until - asked_at))
-            answer = await engine.watched(partial(ask, within), asked_at, until)
+            answer = await engine.watched(lambda within=within: ask(within), asked_at, until)  # type: ignore[misc]
             if failures:
                 engine.outage.over()
             return answer, failures
@@ -69,7 +68,11 @@ async def insist(engine: Engine, ask: Callable[[float], Awaitable[T]], until: fl
 
 
 async def watched(engine: Engine, ask: Callable[[], Awaitable[T]], asked_at: float, until: float | None) -> T:
-    """Ask once. Silence is reported, and until when the caller repeats the request, if that is known."""
+    """Ask once. Silence is reported, and until when the caller repeats the request, if that is known.
+
+    `ask` is better a lambda than a `partial`: Python looks for interrupts after a call of C code, and one that falls
+    between such a call and its first step leaves a request behind that never begins.
+    """
     if not engine.outage.watches:
         return await ask()
     request = object()
@@ -94,6 +97,6 @@ async def once(engine: Engine, ask: Callable[..., Awaitable[T]]) -> T:
     engine.arrive()
     now = engine.now()
     try:
-        return await engine.watched(partial(ask, within=engine.patience), now, now + engine.patience)
+        return await engine.watched(lambda: ask(within=engine.patience), now, now + engine.patience)
     except BackendUnavailable as error:
         raise engine.outage.final(error) from error.__cause__

@@ -49,7 +49,7 @@ class RenewalState:
         self.renew_until = lease._granted_at + (longest if request.renew else -NEVER)
         self.due_at = 0.0  # where it stands in the schedule
         self.renewing = False  # a request is under way
-        self.renewed(lease._granted_at)
+        self.renewed(lease._asked_at)
 
     def renewed(self, asked_at: float) -> None:
         self.failures = 0  # renewals that failed since the last that did not

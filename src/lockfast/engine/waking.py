@@ -1,6 +1,6 @@
-"""One claim that waits: how soon it asks again when it is woken.
+"""One claim that waits: how soon it asks again when it is woken, and which wake-up makes it the holder at once.
 
-Decides: how many spurious wake-ups make it ask, however many come.
+Decides: how many spurious wake-ups make it ask, however many come; whether a grant in a wake-up is believed.
 Leaves to the backend: what wakes it, and how it sleeps. Leaves to the caller: what to ask, and what was in vain.
 """
 
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from lockfast._model import Claim
+from lockfast._model import Busy, Claim, Grant
 from lockfast._time import FOREVER
 from lockfast._values import NS_PER_S, Pacer, Rate
+from lockfast.engine.request import Request
 
 if TYPE_CHECKING:
     from lockfast.engine.core import Engine
@@ -31,7 +32,7 @@ class Waking:
     def __init__(self, engine: Engine, claim: Claim) -> None:
         self._engine = engine
         self._claim = claim
-        self._pacer = Pacer(IN_VAIN)
+        self._pacer: Pacer | None = None  # once a wake-up was in vain
         self._woken = False  # the last time
         self._free = 0  # fruitless requests that are not counted
 
@@ -39,14 +40,35 @@ class Waking:
         """The last request was not in vain, though the claim goes on waiting."""
         self._free = FREE_AFTER_NEWS
 
-    async def wait(self, seconds: float, give_up_at: float = FOREVER) -> bool:
+    async def wait(self, seconds: float, give_up_at: float = FOREVER) -> bool | Grant:
         """As the backend's `wait`, after a request in vain."""
         engine, counts = self._engine, self._woken and not self._free
         self._free = max(0, self._free - 1)
-        self._woken = await engine.backend.wait(self._claim, seconds)
+        woken = await engine.backend.wait(self._claim, seconds)
+        self._woken = bool(woken)
         if counts and self._woken:
             now = engine.now()
-            pause = min(self._pacer.pause(now), give_up_at - now)
+            pacer = self._pacer = self._pacer or Pacer(IN_VAIN)
+            pause = min(pacer.pause(now), give_up_at - now)
             if pause > 0:
                 await engine.world.pause(pause)
-        return self._woken
+        return woken
+
+
+def handed_over(engine: Engine, request: Request, woken: bool | Grant, busy: Busy, asked_at: float) -> Grant | None:
+    """The grant that a wake-up carried, if it is believed; else the claim has to ask.
+
+    `busy` is the last answer, to a request that was sent at `asked_at`. A grant with a higher fence came after that
+    answer, so its ttl cannot have started before that request. With another fence it is older: its wake-up may have
+    been under way for longer than its ttl.
+
+    A lease that is not renewed is asked for, because it has to last for its ttl; so is one of which little is left.
+    Where the store does not hand over, no wake-up of its own carries a grant, and one that does is forged.
+    """
+    if not isinstance(woken, Grant) or not request.renew or not engine.backend.capabilities.hands_over:
+        return None
+    if busy.last_fence is None or woken.fence <= busy.last_fence:
+        return None
+    ttl = request.terms.ttl
+    left = asked_at + ttl * engine.belief - engine.now()
+    return woken._replace(since=asked_at) if left >= ttl / 2 else None

@@ -178,7 +178,7 @@ class FaultyBackend:
             "acquire", lambda: self.inner.acquire(claim, enqueue=enqueue, within=max(within, self.least))
         )
 
-    async def wait(self, claim: Claim, seconds: float) -> bool:
+    async def wait(self, claim: Claim, seconds: float) -> bool | Grant:
         self._count_waiting(1)
         try:
             return await self._through("wait", lambda: self._wait(claim, seconds))
@@ -189,7 +189,7 @@ class FaultyBackend:
         with self._mutex:
             self.waiting += change
 
-    async def _wait(self, claim: Claim, seconds: float) -> bool:
+    async def _wait(self, claim: Claim, seconds: float) -> bool | Grant:
         if not self.loses_wakeups:
             return await self.inner.wait(claim, seconds)
         await self._world.pause(seconds)

@@ -200,7 +200,7 @@ class Simulation:
             world.crash()
         for world in self._worlds:
             for task in list(world.tasks):
-                with suppress(MachineGone):
+                with suppress(MachineGone, CancelledError):
                     task.work.close()
             world.tasks.clear()
         self._events.clear()

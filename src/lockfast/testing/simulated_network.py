@@ -34,13 +34,14 @@ class Faults(NamedTuple):
     repeated: float = 0.0  # arrives in time, and once more later
     slow: float = 0.0
     lost_wake: float = 0.0
+    late_wake: float = 0.0  # under way for longer than the ttl that it grants, perhaps
 
     def times(self, factor: float) -> Faults:
         return Faults(*(factor * likely for likely in self))
 
 
 NO_FAULTS = Faults()
-REQUEST_FATES = Faults._fields[:6]  # the last one is a wake-up's
+REQUEST_FATES = Faults._fields[:6]  # the last ones are a wake-up's
 
 
 class Fault(NamedTuple):
@@ -62,6 +63,7 @@ class Step(NamedTuple):
     options: dict[str, Any]
     answer: Any
     woken: tuple[Claim, ...]
+    handed_over: tuple[tuple[Claim, Grant], ...] = ()  # those that were made holders, by their wake-up
 
 
 def latency(simulation: Simulation) -> float:
@@ -90,8 +92,11 @@ class _Wake:
         self._server, self._client, self._claim = server, client, claim
 
     def set(self) -> None:
+        grant = self._server.backend.handed_over(self._claim)
         self._server.woken.append(self._claim)
-        self._server.network.wake(self._client, self._claim)
+        if grant is not None:
+            self._server.handed_over.append((self._claim, grant))
+        self._server.network.wake(self._client, self._claim, grant)
 
     async def wait(self, seconds: float | None) -> bool:
         raise NotImplementedError("waiters wait at their own machine")
@@ -116,18 +121,20 @@ class SimulatedServer:
         self.backend = backend_type(self.store, self.world)
         self.log: list[Step] = []
         self.woken: list[Claim] = []
+        self.handed_over: list[tuple[Claim, Grant]] = []
 
     def answer(self, client: RemoteBackend, verb: str, asked: Any, options: dict[str, Any]) -> Any:
         if verb in ("acquire", "observe"):
             self.world.asking = client, asked
-        self.woken = []
+        self.woken, self.handed_over = [], []
         answer: Any
         try:
             answer = run_to_end(getattr(self.backend, verb)(asked, **options))
         except LimitMismatch as error:
             answer = error
         now = self.world.now()
-        step = Step(self.network.simulation.time, now, client.world.name, verb, asked, options, answer, (*self.woken,))
+        time, woken, handed_over = self.network.simulation.time, tuple(self.woken), tuple(self.handed_over)
+        step = Step(time, now, client.world.name, verb, asked, options, answer, woken, handed_over)
         self.log.append(step)
         return answer
 
@@ -205,12 +212,15 @@ class Network:
         takes = self._travel(call, call.client.to_client, extra)
         self.simulation.later(takes, lambda: call.received(answer), call.client.world)
 
-    def wake(self, client: RemoteBackend, claim: Claim) -> None:
-        lost = client.cut_off_until > self.simulation.time or self.random.random() < self.faults.lost_wake
-        if lost:
+    def wake(self, client: RemoteBackend, claim: Claim, grant: Grant | None) -> None:
+        draw, extra = self.random.random(), 0.0
+        if client.cut_off_until > self.simulation.time or draw < self.faults.lost_wake:
             self.fault(client, "lost_wake", [claim.id])
-        else:
-            self.simulation.later(latency(self.simulation), lambda: client.woken(claim.id), client.world)
+            return
+        if draw < self.faults.lost_wake + self.faults.late_wake:
+            self.fault(client, "late_wake", [claim.id], "wake")
+            extra = PROMPT_S + self.random.choice((1.0, 2.0, 6.0)) * self.random.random()
+        self.simulation.later(latency(self.simulation) + extra, lambda: client.woken(claim.id, grant), client.world)
 
     def _travel(self, call: _Call, channel: Channel, extra: float = 0.0) -> float:
         takes = channel.travel(extra)
@@ -273,7 +283,7 @@ class _Call:
 class RemoteBackend:
     """The client's side: each verb is a request, and a reply that may never come."""
 
-    capabilities = Capabilities(drift=2 * MAX_DRIFT, renew_batch=3)
+    capabilities = Capabilities(drift=2 * MAX_DRIFT, renew_batch=3, hands_over=True)
 
     def __init__(self, network: Network, world: SimulatedWorld) -> None:
         self.network = network
@@ -281,6 +291,7 @@ class RemoteBackend:
         self.cut_off_until = 0.0  # true time; nothing gets through before, in either direction
         self.to_server, self.to_client = Channel(world.simulation), Channel(world.simulation)
         self.asking: dict[str, SimulatedSignal] = {}  # by claim id: acquires under way, and what wakes them
+        self.grants: dict[str, Grant] = {}  # by claim id: what wake-ups carried, until they are read
 
     @property
     def store_id(self) -> str:
@@ -297,15 +308,26 @@ class RemoteBackend:
             self.asking.setdefault(claim.id, self.world.signal())
         answer: Grant | Busy = await self._ask("acquire", claim, [claim.id], enqueue=enqueue, within=within)
         if isinstance(answer, Grant):
-            self.asking.pop(claim.id, None)
+            self.forget(claim.id)
         return answer
 
-    async def wait(self, claim: Claim, seconds: float) -> bool:
-        return await self.asking[claim.id].wait(seconds)
+    async def wait(self, claim: Claim, seconds: float) -> bool | Grant:
+        if not await self.asking[claim.id].wait(seconds):
+            return False
+        grant = self.grants.get(claim.id)
+        if grant is not None:
+            self.forget(claim.id)
+        return grant or True
 
-    def woken(self, id: str) -> None:
+    def woken(self, id: str, grant: Grant | None) -> None:
         if id in self.asking:
+            if grant is not None:
+                self.grants[id] = grant
             self.asking[id].set()
+
+    def forget(self, id: str) -> None:
+        self.asking.pop(id, None)
+        self.grants.pop(id, None)
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> list[bool]:
         ids = [renewal.claim.id for renewal in batch]
@@ -320,7 +342,7 @@ class RemoteBackend:
         try:
             await self._ask("abandon", claim, [claim.id], within=within)
         finally:
-            self.asking.pop(claim.id, None)
+            self.forget(claim.id)
 
     async def observe(self, claim: Claim, *, after: int, within: float) -> Observation:
         self.asking.setdefault(claim.id, self.world.signal())
@@ -356,7 +378,7 @@ class RemoteBackend:
         return answer
 
     async def close(self) -> None:
-        """There is no connection to let go of."""
+        """There is no connection to close."""
 
     def before_fork(self) -> None:
         """Simulated machines do not fork."""

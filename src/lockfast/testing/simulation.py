@@ -32,7 +32,9 @@ from lockfast.testing.simulation_observations import (
 from lockfast.testing.simulation_plans import ABOUT, LONGEST_TTL_S, JobPlan, Subject, some_plan, some_rate, subjects
 from lockfast.testing.simulation_record import Record
 
-USUAL = Faults(lost_request=0.02, lost_reply=0.02, reset=0.02, late=0.01, repeated=0.02, slow=0.03, lost_wake=0.05)
+USUAL = Faults(
+    lost_request=0.02, lost_reply=0.02, reset=0.02, late=0.01, repeated=0.02, slow=0.03, lost_wake=0.05, late_wake=0.1
+)
 HORIZON_S = 600.0  # virtual seconds in which every client must have done its work
 
 
@@ -272,6 +274,7 @@ class Run:
         log = self.network.server.log
         more = {
             "wakeups": sum(len(step.woken) for step in log),
+            "handed_over": sum(len(step.handed_over) for step in log),
             "mismatches": sum(isinstance(step.answer, LimitMismatch) for step in log),
             "given_back": sum(step.verb == "unthrottle" for step in log),
             "successors": self.reader.successors,

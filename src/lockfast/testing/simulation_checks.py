@@ -80,13 +80,20 @@ class LogReader:
                 if waiter is not None:
                     waiter.woken = True
             if step.verb == "acquire":
+                yield from self._handed_over(step)  # to waiters, because time had made room
                 yield from self._acquire(step, step.asked)
-            elif step.verb == "renew":
+                continue
+            if step.verb == "renew":
                 self._renew(step)
             elif step.verb in ("release", "abandon"):
                 self._end(step, step.asked)
             elif step.verb == "break_":
                 self._break(step, self.names[step.asked])
+            yield from self._handed_over(step)
+
+    def _handed_over(self, step: Step) -> Iterator[str]:
+        for claim, grant in step.handed_over:
+            yield from self._granted(step, claim, grant)
 
     def _acquire(self, step: Step, claim: Claim) -> Iterator[str]:
         name = self.names[claim.terms.key]
@@ -98,12 +105,15 @@ class LogReader:
             if step.options["enqueue"] and claim.id not in name.queue:
                 name.queue[claim.id] = Waiter(claim, step.now)
             return
-        expires = step.now + claim.terms.ttl
-        if self._fences.get(claim.id) == step.answer.fence:  # asked before, and the answer was lost
+        yield from self._granted(step, claim, step.answer)
+
+    def _granted(self, step: Step, claim: Claim, grant: Grant) -> Iterator[str]:
+        name, expires = self.names[claim.terms.key], step.now + claim.terms.ttl
+        if self._fences.get(claim.id) == grant.fence:  # it was granted before, and the answer or the wake-up was lost
             name.ends[claim.id] = max(name.ends[claim.id], expires)
             name.held[claim.id] = claim
             return
-        self._fences[claim.id] = step.answer.fence
+        self._fences[claim.id] = grant.fence
         yield from self._two_limits(step, claim, name)
         yield from self._out_of_order(step, claim, name)
         yield from self._idle(step, claim, name)
@@ -168,9 +178,7 @@ class LogReader:
         idle = step.now - max(free_since, waiter.since)
         dead = name.gone + sum(1 for id in name.queue if id in self.excused)
         allowed = HAND_OVER_S + 0.1 * name.given_up + dead * (GRACE_S + MAX_POLL_S)
-        if (
-            free_since > name.ended_at
-        ):  # an expiry wakes no waiter: the first in the queue asks by itself, or another one does
+        if free_since > name.ended_at:  # an expiry wakes no waiter: the first in the queue, or another one, polls
             allowed += MAX_POLL_S
         if idle > allowed:
             yield f"{step.time:.6f}: {claim.terms.key!r} stood idle for {idle:.3f}s while {claim.id} waited"
@@ -202,7 +210,7 @@ def needless_losses(
         touched = Counter(fault.verb for fault in lately if loss.claim_id in fault.claims)
         failed, hung = touched["renew"], sum(fault.verb == "renew" for fault in lately)
         # A slow grant may have been over before a renewal could help, and requests that hang hold up the next a little.
-        if failed < 2 and hung < 4 and not touched["acquire"]:
+        if failed < 2 and hung < 4 and not touched["acquire"] and not touched["wake"]:
             yield f"{loss.time:.6f}: {loss.client} lost {loss.claim_id} ({loss.reason}) after {failed} failed renewals"
         elif loss.time - loss.deadline > HAND_OVER_S:
             late = loss.time - loss.deadline
@@ -211,14 +219,14 @@ def needless_losses(
 
 def kept_the_rest(losses: Sequence[Loss], log: Sequence[Step], excused: set[str]) -> Iterator[str]:
     """When one of several names is lost the others are released, unless a fault delays that."""
-    let_go: dict[str, float] = {}
+    released_at: dict[str, float] = {}
     lost = {loss.claim_id for loss in losses}
     for step in log:
         if step.verb in ("release", "abandon"):
-            let_go.setdefault(step.asked.id, step.time)
+            released_at.setdefault(step.asked.id, step.time)
     for loss in losses:
         if not excused.isdisjoint((loss.claim_id, *loss.rest)):
             continue
         for id in loss.rest:
-            if id not in lost and let_go.get(id, float("inf")) > loss.time + HAND_OVER_S:
+            if id not in lost and released_at.get(id, float("inf")) > loss.time + HAND_OVER_S:
                 yield f"{loss.time:.6f}: {loss.client} lost one of several names, {loss.claim_id}, and kept {id}"

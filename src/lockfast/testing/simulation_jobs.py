@@ -86,10 +86,22 @@ class Jobs:
                     await lease.release()
 
     def _believe(self, client: Client, lease: AsyncLease, plan: JobPlan) -> Belief:
+        self._not_too_long(client, lease)
         belief = Belief(client, lease, plan)
         self._record.beliefs.append(belief)
         self._record.counts[f"{plan.name}_{plan.mode}"] += 1
         return belief
+
+    def _not_too_long(self, client: Client, lease: AsyncLease) -> None:
+        """A new lease ends before the server can grant again."""
+        server = client.network.server
+        resource = server.store.resources.get(lease.name)
+        hold = resource.holders.get(lease.claim_id) if resource is not None else None
+        if hold is None or hold.fence != lease.fence:
+            return  # it was ended meanwhile
+        late = client.world.true_time(lease._deadline) - server.world.true_time(hold.expires_at)
+        if late > 1e-6:
+            self._wrong(f"{lease!r} of {client.world.name} is believed for {late:.3f}s longer than the server keeps it")
 
     # Several names
 
@@ -132,6 +144,8 @@ class Jobs:
         self._record.counts["several"] += len(plan.names) > 1
         if set(multi.fence) != set(plan.names):
             self._wrong(f"asked for {plan.names} and got {multi!r}")
+        for lease in multi.leases.values():
+            self._not_too_long(client, lease)  # type: ignore[arg-type]
         beliefs = [Belief(client, lease, plan, multi) for lease in multi.leases.values()]  # type: ignore[arg-type]
         self._record.beliefs += beliefs
         try:
@@ -167,6 +181,7 @@ class Jobs:
     async def _lead(
         self, client: Client, plan: JobPlan, election: AsyncElection, candidate: str, lease: AsyncLease
     ) -> None:
+        self._not_too_long(client, lease)
         belief, reign = Belief(client, lease, plan._replace(renew=True)), Reign(client, candidate, lease)
         self._record.beliefs.append(belief)
         self._record.reigns.append(reign)

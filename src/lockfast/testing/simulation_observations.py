@@ -30,8 +30,12 @@ def _terms(log: Sequence[Step], key: str) -> list[_Term]:
     """Every grant of the name once, in the order in which the server made them."""
     found: dict[int, _Term] = {}
     for place, step in enumerate(log):
-        if step.verb == "acquire" and isinstance(step.answer, Grant) and step.asked.terms.key == key:
-            found.setdefault(step.answer.fence, _Term(place, step.time, step.asked.terms.holder, step.answer.fence))
+        granted = [*step.handed_over]
+        if step.verb == "acquire" and isinstance(step.answer, Grant):
+            granted.append((step.asked, step.answer))
+        for claim, grant in granted:
+            if claim.terms.key == key:
+                found.setdefault(grant.fence, _Term(place, step.time, claim.terms.holder, grant.fence))
     return list(found.values())
 
 
@@ -84,7 +88,7 @@ class ObservationChecks:
 
     def _differing(self, watch: ElectionWatch, received: list[Leadership]) -> Iterator[str]:
         """Each change once and in order: from what was true when it first got an answer, and to the end if it lived."""
-        before = sum(term.step < self._first_answered(watch) for term in self._terms)
+        before = sum(term.step <= self._first_answered(watch) for term in self._terms)
         if received[0].vacant:
             expected = [Leadership(None, 0), *_changes(self._terms[before:])]
         else:

@@ -145,6 +145,11 @@ class Stage(ABC):
             self._observer = self.locks(holder="observer")
         return self._observer
 
+    @property
+    def hands_over(self) -> bool:
+        """Whether a waiter is the holder once it is woken, or has to confirm first."""
+        return self.observer.faults.capabilities.hands_over
+
     async def info(self, name: str) -> LockInfo:
         return await self.observer.inspect(name)
 
@@ -248,7 +253,7 @@ class Stage(ABC):
         return self._waiting() + len(self._activity.pauses)
 
     def _settled(self) -> bool:
-        """Every loss that was noticed is seen to: where no ttl ends a hold at the store, its client lets go of it."""
+        """Every loss that was noticed is seen to: where no ttl ends a hold at the store, its client releases it."""
         keepers = (locks.raw._logic.engine.keeper for locks in self._opened)
         loops = [keeper.loop.signal for keeper in keepers if keeper.loop.signal is not None and not keeper.loop.closed]
         asleep = all(isinstance(loop, WatchedSignal) and loop.waiting for loop in loops)

@@ -59,7 +59,7 @@ class ThreadStage(Stage):
 
     world = "threads"
     can = frozenset({"blocking", "real clock", "fork", "processes"})
-    give_way_s: ClassVar[float] = 0.0  # real seconds for whoever an alarm woke, before the clock moves on
+    give_way_s: ClassVar[float] = 0.0  # real seconds for the thread that an alarm woke, before the clock moves on
 
     def __init__(self, opener: Opener, url: str = "", *, real_time: bool = False) -> None:
         super().__init__(opener, url, real_time=real_time)

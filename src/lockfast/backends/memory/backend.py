@@ -10,11 +10,10 @@ task can contend for one lock. It lives as long as the process and is empty in t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from itertools import chain
 
-from lockfast._model import EXCLUSIVE, PRESENCE_S, SHARED, Busy, Capabilities, Claim, Grant, Renewal, poll_after
+from lockfast._model import EXCLUSIVE, SHARED, Busy, Capabilities, Claim, Grant, Renewal, poll_after
 from lockfast._refusals import limit_mismatch
 from lockfast.backends.memory.inspection import MemoryInspection
 from lockfast.backends.memory.resource import MemoryHolder, MemoryResource, MemoryWaiter
@@ -22,26 +21,25 @@ from lockfast.backends.memory.values import MemoryValues
 
 
 class MemoryBackend(MemoryInspection, MemoryValues):
-    capabilities = Capabilities(instant=True)
+    capabilities = Capabilities(instant=True, hands_over=True)
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
         store = self._store
         with self._step():
             now = store.clock()
-            resource = store.refresh(claim.terms.key, now)
+            resource = store.refresh(claim.terms.key, now, asking=claim.id)
             if resource is None:
                 if store.fence >= store.sweep_at:
                     store.sweep(now)
                 resource = store.resources[claim.terms.key] = MemoryResource(store.count)
-                return self._grant(resource, claim, now)
+                return resource.grant(claim, now)
             holder = resource.holders.get(claim.id)
             if holder is not None and not holder.ended:  # a repeated request: its reply was lost
                 return self._grant_again(resource, holder, claim, now)
             if claim.terms.mode == SHARED and claim.id not in resource.queue:
                 self._refuse_other_limits(resource, claim)
             if self._fits(resource, claim):
-                resource.queue.pop(claim.id, None)
-                return self._grant(resource, claim, now)
+                return resource.grant(claim, now)
             if enqueue:
                 self._enqueue(resource, claim, now)
             return self._busy(resource, claim, now)
@@ -72,25 +70,14 @@ class MemoryBackend(MemoryInspection, MemoryValues):
         if claim.terms.mode == SHARED and holder.claim.terms.mode == EXCLUSIVE:  # a downgrade, which makes room
             holder.claim = claim
             resource.hand_over(now)
-        return Grant(holder.fence, holder.acquired_at)
-
-    def _grant(self, resource: MemoryResource, claim: Claim, now: float) -> Grant:
-        fence = self._store.count()
-        acquired_at = time.time()
-        expires_at = now + claim.terms.ttl
-        resource.holders[claim.id] = MemoryHolder(claim, fence, acquired_at, expires_at)
-        if expires_at < resource.quiet_until:
-            resource.quiet_until = expires_at
-        if resource.observers:
-            resource.record_change(fence, claim.terms.holder)
-        return Grant(fence, acquired_at)
+        return holder.grant
 
     def _enqueue(self, resource: MemoryResource, claim: Claim, now: float) -> None:
         waiter = resource.queue.get(claim.id)
         if waiter is None:
-            waiter = resource.queue[claim.id] = MemoryWaiter(claim, self._world)
-        waiter.alive_until = now + PRESENCE_S
-        waiter.lapsed = False
+            confirms = not self.capabilities.hands_over
+            waiter = resource.queue[claim.id] = MemoryWaiter(claim, self._world, confirms=confirms)
+        waiter.asks(now)
         resource.quiet_until = min(resource.quiet_until, waiter.alive_until)
 
     def _busy(self, resource: MemoryResource, claim: Claim, now: float) -> Busy:
@@ -101,15 +88,25 @@ class MemoryBackend(MemoryInspection, MemoryValues):
             ahead += not waiter.lapsed
         retry_after = poll_after(ahead, resource.room_at(claim.terms.mode) - now)
         holder = next((holder.claim for holder in resource.holders.values()), None)
+        last_fence = self._store.fence
         if holder is None:
-            return Busy(ahead, retry_after)
-        return Busy(ahead, retry_after, holder.terms.holder, claim_id=holder.id)
+            return Busy(ahead, retry_after, last_fence=last_fence)
+        return Busy(ahead, retry_after, holder.terms.holder, claim_id=holder.id, last_fence=last_fence)
 
-    async def wait(self, claim: Claim, seconds: float) -> bool:
+    async def wait(self, claim: Claim, seconds: float) -> bool | Grant:
         with self._step():
             resource = self._store.resources.get(claim.terms.key)
             sleeper = resource.sleeper(claim.id) if resource else None
-        return sleeper is None or await sleeper.signal.wait(seconds)
+        if sleeper is not None and not await sleeper.signal.wait(seconds):
+            return False
+        with self._step():
+            return self.handed_over(claim) or True
+
+    def handed_over(self, claim: Claim) -> Grant | None:
+        """Its grant, if it was made the holder: what its wake-up carries. Called within a step."""
+        resource = self._store.resources.get(claim.terms.key)
+        holder = resource.holders.get(claim.id) if resource else None
+        return holder.grant if holder is not None and not holder.ended else None
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> list[bool]:
         with self._step():
@@ -150,8 +147,9 @@ class MemoryBackend(MemoryInspection, MemoryValues):
         store = self._store
         with self._step():
             now = store.clock()
-            resource = store.refresh(claim.terms.key, now)
+            resource = store.resources.get(claim.terms.key)
             if resource is not None:
+                made_room = resource.expire(now)  # and nothing is handed over yet: it might be granted to this claim
                 sleeper = resource.sleeper(claim.id)
                 if sleeper is not None:
                     sleeper.signal.set()  # it may still be inside `wait`
@@ -160,7 +158,7 @@ class MemoryBackend(MemoryInspection, MemoryValues):
                 held = resource.holders.get(claim.id)
                 if held is not None and not held.ended:  # a hold that lingers was released: the name stays taken
                     resource.end(claim.id)
-                if waiting or held:
+                if made_room or waiting or held:
                     resource.hand_over(now)
                 store.refresh(claim.terms.key, now)
 

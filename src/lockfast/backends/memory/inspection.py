@@ -58,7 +58,9 @@ class MemoryInspection(StoreUser):
         store = self._store
         with self._step():
             now = store.clock()
-            resource = store.refresh(key, now)
+            resource = store.resources.get(key)
+            if resource is not None:
+                resource.expire(now)  # and nothing is handed over yet: this would end what was just granted
             before = self._info(key, resource, now)
             if resource is not None:
                 for id in [*resource.holders]:

@@ -1,15 +1,30 @@
 """One name in the memory store: its holders, its queue and its observers.
 
-Decides: what expires, and how a hand-over reserves. Leaves to `_model`: which waiter is next.
+Decides: what expires, and how a hand-over grants or reserves. Leaves to `_model`: which waiter is next, and what it
+is offered.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from itertools import chain
 from math import inf
 
-from lockfast._model import EXCLUSIVE, GRACE_S, MAX_KEPT_CHANGES, Change, Claim, Mode, Occupancy, next_in_queue
+from lockfast._model import (
+    EXCLUSIVE,
+    GRACE_S,
+    MAX_KEPT_CHANGES,
+    PRESENCE_S,
+    Change,
+    Claim,
+    Grant,
+    Mode,
+    Occupancy,
+    Offer,
+    next_offers,
+    offer_to,
+)
 from lockfast._worlds import World
 
 
@@ -27,17 +42,34 @@ class MemoryHolder:
     def holder(self) -> str:
         return self.claim.terms.holder
 
+    @property
+    def grant(self) -> Grant:
+        return Grant(self.fence, self.acquired_at)
+
 
 class MemoryWaiter:
-    __slots__ = ("alive_until", "claim", "lapsed", "reserved_until", "signal", "world")
+    __slots__ = ("asked_at", "claim", "confirms", "lapsed", "reserved_until", "signal", "world")
 
-    def __init__(self, claim: Claim, world: World) -> None:
+    def __init__(self, claim: Claim, world: World, *, confirms: bool) -> None:
         self.claim = claim
         self.world = world
+        self.confirms = confirms  # it is never made the holder without asking
         self.signal = world.signal()
-        self.alive_until = 0.0
+        self.asked_at = 0.0
         self.reserved_until: float | None = None
-        self.lapsed = False  # its reservation ran out; passed over until it asks again
+        self.lapsed = False  # it did not ask in time; passed over until it asks again
+
+    def asks(self, now: float) -> None:
+        self.asked_at = now
+        self.lapsed = False
+
+    @property
+    def alive_until(self) -> float:
+        return self.asked_at + PRESENCE_S
+
+    def offer(self, now: float, asking: str) -> Offer:
+        silent = 0.0 if self.claim.id == asking else now - self.asked_at
+        return "reservation" if self.confirms else offer_to(silent, self.claim.terms.ttl)
 
     @property
     def holder(self) -> str:
@@ -161,12 +193,33 @@ class MemoryResource:
     def unused(self) -> bool:
         return not self.holders and not self.queue and not self.observers
 
-    def hand_over(self, now: float, successor: str = "") -> None:
-        """Reserve for the next waiters, and wake them and no others."""
+    def grant(self, claim: Claim, now: float) -> Grant:
+        """Make it the holder, whether it waited or not."""
+        self.queue.pop(claim.id, None)
+        holder = MemoryHolder(claim, self._count(), time.time(), now + claim.terms.ttl)
+        self.holders[claim.id] = holder
+        if holder.expires_at < self.quiet_until:
+            self.quiet_until = holder.expires_at
+        if self.observers:
+            self.record_change(holder.fence, claim.terms.holder)
+        return holder.grant
+
+    def hand_over(self, now: float, successor: str = "", asking: str = "") -> None:
+        """Grant to the next waiters, or reserve for them, and wake them and no others.
+
+        The claim `asking` asks at this moment.
+        """
         if not self.queue:
             return
-        for waiter in next_in_queue(self.queue.values(), self.occupancy(), successor):
-            waiter.reserved_until = now + GRACE_S
-            self.reserved.add(waiter.claim.id)
-            self.quiet_until = min(self.quiet_until, waiter.reserved_until)
+        due = next_offers(self.queue.values(), self.occupancy(), successor, lambda waiter: waiter.offer(now, asking))
+        for waiter, offer in due:
+            if offer == "nothing":
+                waiter.lapsed = True
+                continue
+            if offer == "grant":
+                self.grant(waiter.claim, now)
+            else:
+                waiter.reserved_until = now + GRACE_S
+                self.reserved.add(waiter.claim.id)
+                self.quiet_until = min(self.quiet_until, waiter.reserved_until)
             waiter.signal.set()

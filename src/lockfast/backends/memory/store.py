@@ -46,12 +46,12 @@ class MemoryStore:
         self.fence += 1
         return self.fence
 
-    def refresh(self, key: str, now: float) -> MemoryResource | None:
-        """The resource as it is now: what has expired is ended and handed over."""
+    def refresh(self, key: str, now: float, asking: str = "") -> MemoryResource | None:
+        """The resource as it is now: what has expired is ended and handed over. The claim `asking` asks now."""
         resource = self.resources.get(key)
         if resource is not None:
             if resource.expire(now):
-                resource.hand_over(now)
+                resource.hand_over(now, asking=asking)
             if resource.unused:
                 del self.resources[key]
                 return None

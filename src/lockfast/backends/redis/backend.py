@@ -44,10 +44,12 @@ MAX_INSPECTED_AT_ONCE: Final = 500  # names
 
 
 class RedisBackend:
-    capabilities = Capabilities(drift=0.005, renew_batch=200)
+    capabilities = Capabilities(drift=0.005, renew_batch=200, hands_over=True)
 
     def __init__(self, driver: RedisDriver) -> None:
         self._driver = driver
+        if driver.endpoint.clustered or driver.replicas:
+            self.capabilities = self.capabilities._replace(hands_over=False)
         self._unanswered = BoundedDict[str, float](MAX_IN_DOUBT)  # by claim: since when a request of it is
         self._abandoned = BoundedDict[str, float](MAX_IN_DOUBT)  # by claim: when that was last asked for, and answered
         self._contended = BoundedSet[str](MAX_CONTENDED)  # keys that others held or wanted too: no quick script there
@@ -91,11 +93,8 @@ class RedisBackend:
     def _note_unanswered(self, id: str, since: float) -> None:
         self._unanswered[id] = min(since, self._unanswered.get(id, since))
 
-    def _is_in_doubt(self, claim: Claim) -> bool:
-        """Whether an unanswered request of it may arrive after the one that is sent now."""
-        return self._doubt(claim.id) == IN_DOUBT
-
     def _doubt(self, id: str) -> int:
+        """IN_DOUBT: an unanswered request of the claim may arrive after the one that is sent now."""
         since = self._unanswered.get(id, self._abandoned.get(id))
         if since is None:
             return 0
@@ -106,9 +105,13 @@ class RedisBackend:
     async def _acquire_or_wait(self, claim: Claim, enqueue: bool, until: float) -> Grant | Busy:
         """The full script, for a key that is or may be contended."""
         wakeups, terms = self._driver.wakeups, claim.terms
-        address = wakeups.address if enqueue else ""
-        if enqueue and not (address and wakeups.expects(claim)):
-            address = await self._driver.expect(claim, time_left(until))
+        address = ""
+        if enqueue:
+            address = wakeups.address
+            if address and not wakeups.expects(claim):
+                address = wakeups.expect(claim)
+            if not address:  # there is no subscription
+                address = await self._driver.expect(claim, time_left(until))
         answer = await self._acquire(claim, address, time_left(until))
         if answer.__class__ is not list:
             wakeups.forget(claim)
@@ -141,7 +144,7 @@ class RedisBackend:
     async def _run_on_value(self, name: str, key: str, args: Sequence[str | bytes | int], within: float) -> Any:
         return await self._driver.run(script(name), key, call(script(name), [key], args), within)
 
-    async def wait(self, claim: Claim, seconds: float) -> bool:
+    async def wait(self, claim: Claim, seconds: float) -> bool | Grant:
         return await self._driver.wakeups.wait(claim, seconds)
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool | None]:
@@ -160,7 +163,7 @@ class RedisBackend:
     async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         id, terms = claim
         until = boot_now() + within
-        if self._is_in_doubt(claim):
+        if (self._unanswered or self._abandoned) and self._doubt(id) == IN_DOUBT:
             freed = await self._release(claim, linger, within, successor)
             await self.abandon(claim, within=time_left(until))  # so that a request in doubt takes no effect
             return freed

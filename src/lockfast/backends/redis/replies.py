@@ -18,7 +18,9 @@ from lockfast._model import Busy, Change, Grant, LockInfo, poll_after
 from lockfast._records import NO_HOLD, StoredHold, cut_id, lock_info
 from lockfast.backends.redis.requests import MICRO
 
-_WAITER: Final = re.compile(rb"(?P<alive>\d{1,16}) (?P<place>\d{1,16}) [xs] \d{1,16} \S* (?P<holder>\S*)")
+_WAITER: Final = re.compile(
+    rb"(?P<alive>\d{1,16}) (?P<place>\d{1,16}) [xs] \d{1,16} \S* \d{1,16} (?P<holder>\S*) .*", re.DOTALL
+)
 _DAMAGES: Final = {b"some": NO_HOLD, b"all": "none of it can be read"}  # as scripts report it
 
 
@@ -71,11 +73,12 @@ def count(value: bytes | None) -> int | None:
     return int(value) if value and len(value) <= 16 and value.isdigit() else None
 
 
-def busy(ahead: int, retry: int, holder: bytes | None, claim_id: bytes | None) -> Busy:
+def busy(ahead: int, retry: int, holder: bytes | None, claim_id: bytes | None, last_fence: int) -> Busy:
     retry_after = poll_after(ahead, retry / MICRO if retry >= 0 else inf)
     if holder is None:
-        return Busy(ahead, retry_after)
-    return Busy(ahead, retry_after, cut_id(unquote(text(holder))), claim_id=text(claim_id) if claim_id else None)
+        return Busy(ahead, retry_after, last_fence=last_fence)
+    id = text(claim_id) if claim_id else None
+    return Busy(ahead, retry_after, cut_id(unquote(text(holder))), claim_id=id, last_fence=last_fence)
 
 
 def granted(answer: bytes) -> Grant:

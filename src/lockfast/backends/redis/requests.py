@@ -18,10 +18,10 @@ from itertools import chain
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from lockfast._model import GRACE_S, MAX_KEPT_CHANGES, MAX_TTL_S, PRESENCE_S, SHARED, Renewal, Terms
+from lockfast._model import GRACE_S, MAX_KEPT_CHANGES, MAX_TTL_S, PRESENCE_S, RECENT_S, SHARED, Renewal, Terms
 from lockfast._records import DEEPEST, LARGEST_METADATA, LARGEST_NUMBER, LONGEST_NAME, PLAIN
 from lockfast._values import FAR_VERSION, MAX_BOOKED_NS
-from lockfast.backends.redis.io.resp import CLUSTERED, Script, words
+from lockfast.backends.redis.io.resp import CLUSTERED, CONFIRMS, Script, words
 from lockfast.backends.redis.io.resp import script as pack_script
 from lockfast.backends.redis.io.router import Call
 
@@ -38,9 +38,11 @@ _CONSTANTS: Final[dict[str, int | str]] = {
     "WAITERS_TTL_MS": int(2 * PRESENCE_S * 1000),
     "PRESENCE_US": int(PRESENCE_S * MICRO),
     "GRACE_US": int(GRACE_S * MICRO),
+    "RECENT_US": int(RECENT_S * MICRO),
     "MAX_KEPT_CHANGES": MAX_KEPT_CHANGES,
     "MAX_WAITERS_AT_ONCE": 100,  # that one command reads, and dead ones that one request deletes
     "CLUSTERED": f"'{CLUSTERED}'",
+    "CONFIRMS": f"'{CONFIRMS}'",
     "MAX_NUMBER": LARGEST_NUMBER - 1,  # from which counting on stays exact
     "MAX_TTL_US": int(MAX_TTL_S * MICRO),
     "MAX_BOOKED_NS": MAX_BOOKED_NS,

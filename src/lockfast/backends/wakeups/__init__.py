@@ -7,14 +7,32 @@ between processes.
 
 from __future__ import annotations
 
+import re
 import select
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from lockfast._model import Claim
+from lockfast._model import Claim, Grant
 
 # Wakes every waiter of this process: more wake-ups came than the socket can queue, or a subscription ended.
 WAKE_ALL: Final = "\ud800*"  # no bytes decode to half of a surrogate pair, so no message from outside equals it
+
+
+_NUMBER: Final = re.compile(r"[0-9]{1,16}")
+
+
+def read_wake_up(text: str) -> tuple[str, Grant | None]:
+    """The claim that a wake-up is for, and the grant that it carries, if any.
+
+    It is `claim`, or `claim fence acquired` with the moment of the grant in microseconds. To forge
+    one, a client must be able to send, and know the claim's id: from the store, or from an earlier wake-up.
+    """
+    claim, _, grant = text.partition(" ")
+    if grant:
+        fence, _, acquired = grant.partition(" ")
+        if _NUMBER.fullmatch(fence) and _NUMBER.fullmatch(acquired):
+            return claim, Grant(int(fence), int(acquired) / 1e6)
+    return claim, None
 
 
 class Wakeups(Protocol):
@@ -38,12 +56,15 @@ class Wakeups(Protocol):
         """No wake-up is kept for it any more; a call of `wait` returns. Harmless if none was expected."""
         ...
 
-    async def wait(self, claim: Claim, seconds: float) -> bool:
-        """True once woken, or if the claim is not expected; False after `seconds`."""
+    async def wait(self, claim: Claim, seconds: float) -> bool | Grant:
+        """True once woken, or if the claim is not expected; False after `seconds`.
+
+        In place of True the grant that the wake-up carried; then the claim is not expected any more.
+        """
         ...
 
-    def wake(self, claim: str) -> None:
-        """Wake a waiter of this process, from any thread."""
+    def wake(self, wake_up: str) -> None:
+        """Wake a waiter of this process, from any thread; see `read_wake_up`."""
         ...
 
     def close(self) -> None: ...
@@ -59,7 +80,7 @@ class Inbox(Protocol):
     poll: select.poll  # has all its sockets
 
     def read(self, ready: Sequence[tuple[int, int]]) -> list[str]:
-        """The claims to wake, from the sockets that `poll` has reported as ready."""
+        """The wake-ups that came, from the sockets that `poll` has reported as ready; see `read_wake_up`."""
         ...
 
     def abandon(self) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 
-from lockfast._model import Claim
+from lockfast._model import Claim, Grant
 from lockfast._worlds import Clock
 from lockfast._worlds.asyncio_ import AsyncioSignal
-from lockfast.backends.wakeups import WAKE_ALL
+from lockfast.backends.wakeups import WAKE_ALL, read_wake_up
 
 
 class AsyncioWaiters:
@@ -19,6 +19,7 @@ class AsyncioWaiters:
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None  # of the tasks that wait
         self._waiters: dict[str, AsyncioSignal] = {}  # by claim
+        self._grants: dict[str, Grant] = {}  # by claim: of waiters that were woken with one, and have not read it
 
     def is_new(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Whether this is another loop than last time. Raises RuntimeError while that one is open."""
@@ -33,6 +34,7 @@ class AsyncioWaiters:
         """In the child of a fork: there are no waiters."""
         self._loop = None
         self._waiters = {}
+        self._grants = {}
 
     def add_waiter(self, claim: Claim) -> None:
         assert self._loop is not None  # set by the request that put the claim into the queue
@@ -45,24 +47,36 @@ class AsyncioWaiters:
     def forget(self, claim: Claim) -> None:
         waiter = self._waiters.pop(claim.id, None)
         if waiter is not None:
+            self._grants.pop(claim.id, None)
             waiter.set()  # it may still be inside `wait`
 
-    def wake(self, claim: str) -> None:
-        self._mark(claim)
+    def wake(self, wake_up: str) -> None:
+        self._mark(wake_up)
 
-    def _mark(self, claim: str) -> bool:
-        """True if it is a claim of a waiter for which no wake-up was kept yet."""
-        if claim == WAKE_ALL:
+    def _mark(self, wake_up: str) -> bool:
+        """True if it is for a waiter for which no wake-up was kept yet."""
+        if wake_up == WAKE_ALL:
             for waiter in list(self._waiters.values()):
                 waiter.set()
             return False
+        claim, grant = read_wake_up(wake_up)
         named = self._waiters.get(claim)
         if named is None:
             return False
+        if grant is not None:
+            self._grants[claim] = grant
         news = not named.is_set()
         named.set()
         return news
 
-    async def wait(self, claim: Claim, seconds: float) -> bool:
+    async def wait(self, claim: Claim, seconds: float) -> bool | Grant:
         waiter = self._waiters.get(claim.id)
-        return waiter is None or await waiter.wait(seconds)
+        if waiter is None:
+            return True
+        if not await waiter.wait(seconds):
+            return False
+        grant = self._grants.pop(claim.id, None) if self._grants else None
+        if grant is None:
+            return True
+        self._waiters.pop(claim.id, None)
+        return grant

@@ -11,21 +11,22 @@ import select
 import threading
 from collections.abc import Callable
 
-from lockfast._model import Claim
+from lockfast._model import Claim, Grant
 from lockfast._reentry import outside
 from lockfast._time import boot_now
 from lockfast._worlds import Clock
-from lockfast.backends.wakeups import WAKE_ALL, Inbox
+from lockfast.backends.wakeups import WAKE_ALL, Inbox, read_wake_up
 from lockfast.backends.wakeups.flood_guard import FloodGuard
 
 
 class _Waiter:
-    __slots__ = ("gate", "woken")
+    __slots__ = ("gate", "grant", "woken")
 
     def __init__(self) -> None:
         self.gate = threading.Lock()  # released when the thread has to wake: it was woken, or can become the leader
         self.gate.acquire()
         self.woken = False
+        self.grant: Grant | None = None  # that the last wake-up with one carried
 
     def wake(self) -> None:
         self.woken = True
@@ -100,21 +101,24 @@ class BlockingWakeups:
                 if self._leader == claim.id:
                     self._notify()
 
-    def wake(self, claim: str) -> None:
+    def wake(self, wake_up: str) -> None:
         with self._mutex:
-            self._mark(claim)
+            self._mark(wake_up)
             if self._leader is not None:
                 self._notify()  # the waiter may be the leader
 
-    def _mark(self, claim: str) -> bool:
-        """True if it is a claim of a waiter for which no wake-up was kept yet."""
-        if claim == WAKE_ALL:
+    def _mark(self, wake_up: str) -> bool:
+        """True if it is for a waiter for which no wake-up was kept yet."""
+        if wake_up == WAKE_ALL:
             for waiter in self._waiters.values():
                 waiter.wake()
             return False
+        claim, grant = read_wake_up(wake_up)
         named = self._waiters.get(claim)
         if named is None:
             return False
+        if grant is not None:
+            named.grant = grant
         news = not named.woken
         named.wake()
         return news
@@ -131,7 +135,7 @@ class BlockingWakeups:
             if self._leader is None and self._followers:
                 next(iter(self._followers.values())).open()
 
-    async def wait(self, claim: Claim, seconds: float) -> bool:
+    async def wait(self, claim: Claim, seconds: float) -> bool | Grant:
         waiter = self._waiters.get(claim.id)
         if waiter is None:
             return True
@@ -144,10 +148,12 @@ class BlockingWakeups:
                     self._sleep(waiter, until - self._now())
                 if self._now() >= until:
                     break
-            woken, waiter.woken = waiter.woken, False
-            return woken
+            if not waiter.woken:
+                return False
+            waiter.woken = False
+            return True if waiter.grant is None else waiter.grant
         finally:
-            self._leave(claim.id)
+            self._leave(claim.id, waiter)
 
     def _become_leader(self, id: str, waiter: _Waiter) -> bool:
         with self._mutex:
@@ -168,11 +174,11 @@ class BlockingWakeups:
             if rest:
                 self._sleep(waiter, min(rest, until - self._now()))
             else:
-                claims = inbox.read(self._poll(poll, until - self._now()))
+                wake_ups = inbox.read(self._poll(poll, until - self._now()))
                 with self._mutex:
-                    woken = [self._mark(claim) for claim in claims]
+                    woken = [self._mark(wake_up) for wake_up in wake_ups]
                     if guard is not None:
-                        guard.has_read(claims, woken)
+                        guard.has_read(wake_ups, woken)
                     if inbox.broken:
                         self._close_inbox()
             if inbox.broken or self._now() >= until:
@@ -202,9 +208,11 @@ class BlockingWakeups:
         finally:
             cancel()
 
-    def _leave(self, id: str) -> None:
+    def _leave(self, id: str, waiter: _Waiter) -> None:
         """Make sure that one thread leads as long as any sleeps."""
         with self._mutex:
+            if waiter.grant is not None:
+                self._waiters.pop(id, None)
             self._followers.pop(id, None)
             if self._leader == id:
                 self._leader = None

@@ -147,16 +147,16 @@ class NoBodyWithoutLock(Promise, about="engine"):
 
     @needs("reserves")
     async def test_a_grant_is_looked_for_again_after_waiting_and_never_assumed(self, stage: Stage) -> None:
-        """A wake-up is a hint: a waiter that slept through its reservation has to wait again."""
+        """A waiter that slept through its reservation, or through all of its ttl, has to wait again."""
         holder = await stage.locks().lock("door").take()
         sleepy = stage.locks()
         sleepy.faults.hang_reply("wait")
-        waiter = stage.start(sleepy.lock("door", wait=60).acquire())
+        waiter = stage.start(sleepy.lock("door", ttl=10, wait=60).acquire())
         await stage.until(lambda: sleepy.faults.waiting == 1)
         await stage.queue("door", 1, dead=1)
         await holder.release()
         await stage.until(lambda: sleepy.faults.hanging == 1)
-        stage.clock.advance(20)  # its reservation has lapsed, and its place in the queue too
+        stage.clock.advance(20)  # its ttl is over; or its reservation has lapsed, and its place in the queue too
         thief = await stage.locks().lock("door", wait=0).take()
         sleepy.faults.resume()
         await stage.queue("door", 1)

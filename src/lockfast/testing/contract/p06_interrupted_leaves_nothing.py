@@ -48,11 +48,11 @@ class InterruptedLeavesNothing(Promise, about="store"):
     async def test_a_waiter_cancelled_while_it_is_woken_hands_on_to_the_next(self, stage: Stage) -> None:
         holder = await stage.locks().lock("seat").take()
         unlucky = stage.locks()
+        unlucky.faults.hang_reply("wait")
         first = stage.start(unlucky.lock("seat").acquire())
         await stage.queue("seat", 1)
         second = stage.start(stage.locks().lock("seat").take())
         await stage.queue("seat", 2)
-        unlucky.faults.hang_request("acquire")
         await holder.release()
         await stage.until(lambda: unlucky.faults.hanging == 1)
         first.cancel()

@@ -1,16 +1,20 @@
 """Promise 9: waiters are woken, not polled for. FIFO within a name, no starvation, no thundering herd.
 
-Polling exists only as repair. A dead waiter does not hold up the queue for longer than a short grace.
+Polling exists only as repair. A dead waiter costs its ttl if it was made the holder, as any holder does; else a short
+grace. However many of them stand in the queue, the next live one waits for one ttl,
+or for a few seconds where that is shorter.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from lockfast._model import GRACE_S, MAX_POLL_S, PRESENCE_S, Busy, Grant, poll_after
+from lockfast._model import GRACE_S, MAX_POLL_S, POLL_SPREAD_S, PRESENCE_S, Busy, Grant, poll_after
 from lockfast.testing.awaited import AwaitedLease, AwaitedLocks
 from lockfast.testing.contract.story import Promise, needs
 from lockfast.testing.stage import Actor, Stage
+
+_TTL_OF_THE_DEAD_S = 8.0
 
 
 class WaitersAreWoken(Promise, about="store"):
@@ -67,9 +71,9 @@ class WaitersAreWoken(Promise, about="store"):
     async def test_a_newcomer_does_not_overtake_a_waiter_that_was_woken(self, stage: Stage) -> None:
         holder = await stage.locks().lock("gate").take()
         slow = stage.locks()
+        slow.faults.hang_reply("wait")
         waiter = stage.start(slow.lock("gate").take())
         await stage.queue("gate", 1)
-        slow.faults.hang_request("acquire")
         await holder.release()
         await stage.until(lambda: slow.faults.hanging == 1)
         assert await stage.locks().lock("gate").acquire(blocking=False) is None
@@ -101,7 +105,8 @@ class WaitersAreWoken(Promise, about="store"):
             await actor.result()
         after = sum(sum(locks.faults.calls.values()) for locks in clients)
         assert order == list(range(waiters))
-        assert after - before == 2 * waiters  # each of them: one acquire that is granted, one release
+        confirms = 0 if stage.hands_over else 1  # one acquire of each that is granted
+        assert after - before == (confirms + 1) * waiters  # and one release
 
     async def test_waiting_asks_rarely_and_hardly_more_for_a_longer_queue(self, stage: Stage) -> None:
         await stage.locks().lock("gate", ttl=3600, renew=False).take()
@@ -167,14 +172,123 @@ class WaitersAreWoken(Promise, about="store"):
         late.faults.resume()
         assert (await waiter.result()).held
 
+    # A wake-up that carries the grant
+
+    @needs("hands_over")
+    async def test_a_waiter_is_the_holder_before_it_asks_again(self, stage: Stage) -> None:
+        holder, late = await stage.locks().lock("gate").take(), stage.locks(holder="late")
+        late.faults.hang_reply("wait")
+        waiter = stage.start(late.lock("gate", metadata={"job": 7}).take())
+        await stage.queue("gate", 1)
+        await holder.release()
+        info = await stage.info("gate")
+        assert [(each.holder, each.metadata) for each in info.holders] == [("late", {"job": 7})]
+        assert info.waiters == 0
+        late.faults.resume()
+        lease = await waiter.result()
+        assert [lease.fence] == [each.fence for each in info.holders]
+        assert late.faults.calls["acquire"] == 1
+
+    @needs("hands_over")
+    async def test_a_grant_in_a_wake_up_counts_from_before_the_last_request(self, stage: Stage) -> None:
+        holder, locks = await stage.locks().lock("gate", ttl=600).take(), stage.locks()
+        waiter = stage.start(locks.lock("gate", ttl=30).take())
+        await stage.queue("gate", 1)
+        stage.clock.advance(0.5)  # it does not ask before 0.75 s have passed
+        await holder.release()
+        lease = await waiter.result()
+        assert locks.faults.calls["acquire"] == 1
+        assert lease.remaining <= 29.5
+
+    @needs("hands_over")
+    async def test_a_wake_up_that_comes_when_little_of_the_ttl_is_left_is_confirmed(self, stage: Stage) -> None:
+        holder, late = await stage.locks().lock("gate", ttl=600).take(), stage.locks()
+        late.faults.hang_reply("wait")
+        waiter = stage.start(late.lock("gate", ttl=30).take())
+        await stage.queue("gate", 1)
+        await holder.release()
+        await stage.until(lambda: late.faults.hanging == 1)
+        stage.clock.advance(16)
+        late.faults.resume()
+        lease = await waiter.result()
+        assert late.faults.calls["acquire"] == 2
+        assert lease.remaining > 29
+
+    @needs("hands_over")
+    async def test_a_lease_that_is_not_renewed_is_confirmed_so_that_it_lasts_for_its_ttl(self, stage: Stage) -> None:
+        holder, locks = await stage.locks().lock("gate", ttl=600).take(), stage.locks()
+        waiter = stage.start(locks.lock("gate", ttl=30, renew=False).take())
+        await stage.queue("gate", 1)
+        stage.clock.advance(0.5)
+        await holder.release()
+        assert (await waiter.result()).remaining > 29.9
+
+    @needs("hands_over")
+    async def test_a_waiter_that_was_silent_for_too_long_is_not_granted_without_asking(self, stage: Stage) -> None:
+        verbs, silent = stage.locks().faults, stage.claim("gate", ttl=8)
+        holder = await stage.locks().lock("gate", ttl=600).take()
+        assert isinstance(await verbs.acquire(silent, enqueue=True, within=5), Busy)
+        stage.clock.advance(2.5)
+        await holder.release()
+        assert not (await stage.info("gate")).holders
+        assert isinstance(await verbs.acquire(silent, enqueue=True, within=5), Grant)
+
+    @needs("hands_over")
+    async def test_however_many_dead_stand_in_line_they_cost_the_ttl_of_one(self, stage: Stage) -> None:
+        holder = await stage.locks().lock("gate", ttl=600).take()
+        for _ in range(3):
+            await _die_waiting(stage)
+        waiter = stage.start(stage.locks().lock("gate").take())
+        await stage.queue("gate", 4, dead=3)
+        await holder.release()
+        assert await stage.sleep_through(waiter) <= _TTL_OF_THE_DEAD_S + POLL_SPREAD_S
+
+    @needs("hands_over")
+    async def test_a_break_ends_no_grant_that_the_same_step_has_made(self, stage: Stage) -> None:
+        verbs, waiter = stage.locks().faults, stage.claim("gate")
+        short = stage.claim("gate", ttl=2)
+        assert isinstance(await verbs.acquire(short, enqueue=False, within=5), Grant)
+        assert isinstance(await verbs.acquire(waiter, enqueue=True, within=5), Busy)
+        stage.clock.advance(3)  # and no request comes, so that the break is the first to notice
+        broken = await stage.locks().faults.break_(waiter.terms.key, within=5)
+        assert broken.holders == ()
+        assert [each.claim_id for each in (await stage.info("gate")).holders] == [waiter.id]
+
+    @needs("hands_over")
+    async def test_an_abandoned_waiter_is_granted_nothing_by_that_same_step(self, stage: Stage) -> None:
+        verbs, first, second = stage.locks().faults, stage.claim("gate"), stage.claim("gate")
+        short = stage.claim("gate", ttl=2)
+        assert isinstance(await verbs.acquire(short, enqueue=False, within=5), Grant)
+        for claim in (first, second):
+            assert isinstance(await verbs.acquire(claim, enqueue=True, within=5), Busy)
+        stage.clock.advance(3)
+        await verbs.abandon(first, within=5)
+        assert [each.claim_id for each in (await stage.info("gate")).holders] == [second.id]
+        (fence,) = await stage.fences("gate")
+        assert isinstance(again := await verbs.acquire(second, enqueue=True, within=5), Grant)
+        assert again.fence == fence
+
+    @needs("hands_over")
+    async def test_a_waiter_that_is_abandoned_after_it_was_made_the_holder_leaves_nothing(self, stage: Stage) -> None:
+        verbs, first, second = stage.locks().faults, stage.claim("gate"), stage.claim("gate")
+        holder = await stage.locks().lock("gate").take()
+        for claim in (first, second):
+            assert isinstance(await verbs.acquire(claim, enqueue=True, within=5), Busy)
+        await holder.release()
+        await verbs.abandon(first, within=5)
+        assert [each.claim_id for each in (await stage.info("gate")).holders] == [second.id]
+
     # Dead waiters
 
     @needs("reserves")
-    async def test_a_dead_waiter_holds_up_the_queue_for_a_short_grace_at_most(self, stage: Stage) -> None:
+    async def test_a_waiter_that_is_dead_for_a_while_holds_up_the_queue_for_a_short_grace_at_most(
+        self, stage: Stage
+    ) -> None:
         holder = await stage.locks().lock("gate", ttl=600).take()
         await _die_waiting(stage)
         waiter = stage.start(stage.locks().lock("gate").take())
         await stage.queue("gate", 2, dead=1)
+        await _stay_dead(stage)
         await holder.release()
         assert await stage.sleep_through(waiter) <= 2 * GRACE_S
 
@@ -206,15 +320,19 @@ class WaitersAreWoken(Promise, about="store"):
         await stage.queue("gate", 2, dead=1)
         second = stage.start(stage.locks().lock("gate", ttl=600).take())
         await stage.queue("gate", 3, dead=1)
+        await _stay_dead(stage)
         await holder.release()
         await stage.sleep_through(first)
         await (await first.result()).release()
         assert (await second.result()).held  # at once: no waiter waits for the dead one again
 
     @needs("reserves")
-    async def test_a_dead_waiter_holds_up_a_newcomer_for_a_short_grace_at_most(self, stage: Stage) -> None:
+    async def test_a_waiter_that_is_dead_for_a_while_holds_up_a_newcomer_for_a_short_grace_at_most(
+        self, stage: Stage
+    ) -> None:
         holder = await stage.locks().lock("gate", ttl=600).take()
         await _die_waiting(stage)
+        await _stay_dead(stage)
         await holder.release()
         assert await stage.locks().lock("gate").acquire(blocking=False) is None
         stage.clock.advance(GRACE_S)
@@ -274,5 +392,10 @@ async def _pass_through(locks: AwaitedLocks, order: list[int], number: int) -> N
 
 async def _die_waiting(stage: Stage) -> None:
     """Take a place in the queue, and never ask again."""
-    answer = await stage.observer.faults.acquire(stage.claim("gate", ttl=600), enqueue=True, within=5)
+    answer = await stage.observer.faults.acquire(stage.claim("gate", ttl=_TTL_OF_THE_DEAD_S), enqueue=True, within=5)
     assert isinstance(answer, Busy)
+
+
+async def _stay_dead(stage: Stage) -> None:
+    """For longer than a quarter of the ttl: a waiter that has not asked for so long has to confirm."""
+    await stage.pass_time(_TTL_OF_THE_DEAD_S / 2)

@@ -158,7 +158,7 @@ class ProcessManners(Promise, about="store"):
 
     @needs("processes")
     @on_the_real_clock
-    async def test_an_interpreter_that_ends_lets_go_of_what_it_held(self, stage: Stage) -> None:
+    async def test_an_interpreter_that_ends_releases_what_it_held(self, stage: Stage) -> None:
         ended = _run(_HOLD_AND_END[stage.world], stage.url, stage.namespace)
         assert (ended.returncode, ended.stderr) == (0, "")
         fence = int(ended.stdout)

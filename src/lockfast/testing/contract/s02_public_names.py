@@ -272,10 +272,10 @@ class PublicNames(Promise, about="engine"):
     @about("store")
     async def test_a_prefix_means_its_letters_and_nothing_else(self, stage: Stage) -> None:
         locks = stage.locks()
-        names = ["%", "*", "A", "[a]", "_", "a", "a%b", "a_b", "aXb", "ä"]
+        names = ["%", "*", "A", "[a]", "\\", "\\_", "_", "a", "a%b", "a_b", "aXb", "a\U0010ffff\U0010ffff", "ä"]
         for name in names:
             await locks.lock(name).take()
-        for prefix in ("%", "_", "*", "[", "a%", "a_", "A", "a", "ä"):
+        for prefix in ("%", "_", "*", "[", "\\", "\\_", "a%", "a_", "A", "a", "ä"):
             found = [info.name for info in await locks.list(prefix)]
             assert found == sorted(name for name in names if name.startswith(prefix)), prefix
 

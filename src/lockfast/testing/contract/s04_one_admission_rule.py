@@ -118,13 +118,15 @@ class OneAdmissionRule(Promise, about="store"):
         self, stage: Stage, ends: str
     ) -> None:
         room = _Room(stage)
-        dead, absent, older, finder = stage.claim("room", ttl=5), room.writer(), room.writer(), room.writer()
+        dead, absent = stage.claim("room", ttl=5), stage.claim("room", ttl=4)
+        older, finder = room.writer(), room.writer()
         assert await room.enters(dead)
         if ends == "a reservation":
             assert not await room.enters(absent)
         assert not await room.enters(older)
         assert not await room.enters(finder)
         if ends == "a reservation":
+            stage.clock.advance(2)  # too much of a ttl of 4 s for the release to grant it
             await room.is_reserved_when_it_leaves(dead)
             stage.clock.advance(GRACE_S)
         else:
@@ -242,10 +244,11 @@ class OneAdmissionRule(Promise, about="store"):
     @needs("reserves")
     async def test_a_reservation_that_lapses_goes_to_the_next(self, stage: Stage) -> None:
         room = _Room(stage)
-        holder, dead, live = room.writer(), room.writer(), room.writer()
+        holder, dead, live = room.writer(), stage.claim("room", ttl=4), room.writer()
         assert await room.enters(holder)
         assert not await room.enters(dead)
         assert not await room.enters(live)
+        stage.clock.advance(2)  # too much of a ttl of 4 s for the release to grant it
         await room.is_reserved_when_it_leaves(holder)
         assert not await room.enters(live)
         stage.clock.advance(GRACE_S)

@@ -246,7 +246,7 @@ class Semaphores(Promise, about="store", needs=("limits",)):
         assert (await waiters[0].result()).held
         await stage.queue("pool", 3)
         asked = [locks.faults.calls["acquire"] - was for locks, was in zip(clients, before, strict=True)]
-        assert asked == [1, 0, 0, 0]
+        assert asked == [0 if stage.hands_over else 1, 0, 0, 0]
         await permits[1].release()
         assert (await waiters[1].result()).held
         await stage.queue("pool", 2)
@@ -255,9 +255,9 @@ class Semaphores(Promise, about="store", needs=("limits",)):
     async def test_a_newcomer_does_not_take_the_permit_of_a_waiter_that_was_woken(self, stage: Stage) -> None:
         permits = await _fill(stage, 2)
         slow = stage.locks()
+        slow.faults.hang_reply("wait")
         waiter = stage.start(slow.semaphore("pool", 2).take())
         await stage.queue("pool", 1)
-        slow.faults.hang_request("acquire")
         await permits[0].release()
         await stage.until(lambda: slow.faults.hanging == 1)
         assert await stage.locks().semaphore("pool", 2).acquire(blocking=False) is None
@@ -268,11 +268,11 @@ class Semaphores(Promise, about="store", needs=("limits",)):
     async def test_a_cancelled_waiter_for_a_permit_hands_on_to_the_next(self, stage: Stage) -> None:
         permits = await _fill(stage, 2)
         unlucky = stage.locks()
+        unlucky.faults.hang_reply("wait")
         first = stage.start(unlucky.semaphore("pool", 2).take())
         await stage.queue("pool", 1)
         second = stage.start(stage.locks().semaphore("pool", 2).take())
         await stage.queue("pool", 2)
-        unlucky.faults.hang_request("acquire")
         await permits[0].release()
         await stage.until(lambda: unlucky.faults.hanging == 1)
         first.cancel()

@@ -1,4 +1,4 @@
-"""Several names as one lock: lost together, and let go of together however it ends."""
+"""Several names as one lock: lost together, and released together however it ends."""
 
 from __future__ import annotations
 

@@ -213,8 +213,17 @@ async def _serve(stage: Stage, waiters: list[Actor[Any]], start: float) -> None:
         at = start + 7 * (number + 1)
         await sleeps_until(stage, at)
         assert not await api(stage.locks()).try_acquire()
-        stage.clock.advance_to(at)
+        await _let_them_poll_until(stage, at)
         assert await waiter.result()
+
+
+async def _let_them_poll_until(stage: Stage, moment: float) -> None:
+    """Alarm by alarm: of those in line, one that is silent for too long would be passed over."""
+    clock, in_line = stage.clock, stage._waiting()
+    while (at := clock.next_alarm) is not None and at < moment:
+        clock.advance_to(at)
+        await stage.until(lambda: stage._waiting() == in_line and stage._calm(), "those in line to wait again")
+    clock.advance_to(moment)
 
 
 async def _booked_without_reply(stage: Stage, timeout: float | None = None) -> Actor[Any]:

@@ -36,7 +36,7 @@ Subject = Literal["store", "engine", "input"]
 SUBJECTS: frozenset[str] = frozenset(get_args(Subject))
 
 OF_BOTH = frozenset({"fork", "processes"})  # what both the world and the backend must be able to do
-OF_BACKEND = frozenset(name for name, usual in Capabilities()._asdict().items() if usual is True)
+OF_BACKEND = frozenset(name for name, usual in Capabilities()._asdict().items() if isinstance(usual, bool))
 OF_WORLD = frozenset({"cancellation", "blocking", "asyncio", "real clock"})
 
 

@@ -9,14 +9,14 @@ local id = ARGV[1]
 local frees = true
 --@library
 
-refresh()
+local made_room = expire()
 local mine, waiter = holds[id], (contended or damage == 'all') and read_waiter(id)
 if waiter then
   if reserved[id] then take_room(waiter.mode, -1) end
   drop_waiter(id)
 end
 if mine and not mine.ended then end_hold(id) end
-if waiter or mine then
+if waiter or mine or made_room then
   hand_over()
   first_in_queue()  -- notices if it was the last waiter
 end

@@ -4,7 +4,7 @@
 --       10 its place in the queue, which is the same at every server
 -- Returns "fence acquired" if granted, then " =" if it held before, and "+" if others hold, wait or observe;
 -- { other limit }; { damage }; or { waiters ahead, microseconds until a poll makes sense or -1, holder or false, its claim
--- or false }.
+-- or false, the last number given out }.
 local time = redis.call('TIME')
 local clock = time[1] * 1000000 + time[2]
 local now, wall, agreed_place = tonumber(ARGV[8]) or clock, tonumber(ARGV[9]) or clock, tonumber(ARGV[10])
@@ -32,13 +32,14 @@ if mode == 'x' and last and last <= wall and not string.find(state, '\n', 18, tr
     end
   elseif ARGV[7] ~= '' and string.sub(next_number, -2) ~= '00' and ((reserved and tonumber(reserved) > now and tonumber(alive) > now)
       or (base and base + 0 <= now and held_for + 0 <= MAX_TTL_US and base + held_for > now and string.sub(state, 18, 18 + #id) ~= id .. ' ')) then
-    local line = redis.pcall('ZRANGE', KEYS[2], 0, 0)
-    local first = line[1]
+    local queue = redis.pcall('ZRANGE', KEYS[2], 0, 0)
+    local first = queue[1]
     local waiter = first and redis.pcall('HGET', KEYS[3], first)
     local until_ = type(waiter) == 'string' and tonumber(string.match(waiter, '^%d+')) or 0
     local place = ARGV[10] or next_number
-    local record = string.format('%d ', now + PRESENCE_US) .. place .. ' x 0 ' .. ARGV[7] .. ' ' .. holder
-    if not line.err and (not first or (until_ > now and until_ <= now + PRESENCE_US)) and redis.pcall('HSETNX', KEYS[3], id, record) == 1 then
+    local record = string.format('%d ', now + PRESENCE_US) .. place .. ' x 0 ' .. ARGV[7] .. ' ' .. ARGV[1] .. ' ' .. holder
+      .. ' ' .. metadata
+    if not queue.err and (not first or (until_ > now and until_ <= now + PRESENCE_US)) and redis.pcall('HSETNX', KEYS[3], id, record) == 1 then
       redis.call('SET', KEYS[1], next_number .. string.sub(state, 17), 'KEEPTTL')
       redis.call('ZADD', KEYS[2], place, id)
       local ahead = ARGV[10] and redis.call('ZRANK', KEYS[2], id) or redis.call('ZCARD', KEYS[2]) - 1
@@ -47,7 +48,7 @@ if mode == 'x' and last and last <= wall and not string.find(state, '\n', 18, tr
         redis.call('PEXPIRE', KEYS[3], WAITERS_TTL_MS)
       end
       local soonest = reserved and tonumber(reserved) or base + held_for
-      return { reserved and ahead + 1 or ahead, soonest - now, who or false, whose or false }
+      return { reserved and ahead + 1 or ahead, soonest - now, who or false, whose or false, tonumber(next_number) }
     end
   end
 end
@@ -60,11 +61,7 @@ local own  -- its record as a waiter
 local function grant()
   if own then drop_waiter(id) end
   local alone = exclusive + shared == 0
-  local fence = count_number()
-  if not holds[id] then ids[#ids + 1] = id end  -- else it has released, and lingers
-  holds[id] = { base = now, ttl = ttl, fence = fence, acquired = text(wall), ended = false, mode = mode, limit = limit,
-    holder = holder, metadata = metadata }
-  record_change(fence, holder)
+  local fence = admit(id, ttl, mode, limit, holder, metadata)
   save()
   return text(fence) .. ' ' .. text(wall) .. ((contended or not alone) and ' +' or '')
 end
@@ -119,12 +116,12 @@ local function forget_dead_waiters()
   end
 end
 
-refresh()
+refresh(id)
 local mine = holds[id]
 if mine and not mine.ended then return grant_again(mine) end
 if tombstones[id] then
   save()
-  return { 0, -1, false, false }
+  return { 0, -1, false, false, number }
 end
 if damage then
   save()
@@ -156,7 +153,7 @@ if not others_first and fits(mode, limit) then return grant() end
 if ARGV[7] ~= '' then
   local place = own and own.place or agreed_place or count_number()
   ask('HSET', KEYS[3], id, text(now + PRESENCE_US) .. ' ' .. text(place) .. ' ' .. mode .. ' ' .. limit .. ' '
-    .. ARGV[7] .. ' ' .. holder)
+    .. ARGV[7] .. ' ' .. ARGV[1] .. ' ' .. holder .. ' ' .. metadata)
   if ask('ZADD', KEYS[2], place, id) == 1 and own then ask('ZREM', KEYS[6], id) end
   redis.call('PEXPIRE', KEYS[2], WAITERS_TTL_MS)
   redis.call('PEXPIRE', KEYS[3], WAITERS_TTL_MS)
@@ -177,4 +174,4 @@ if ARGV[7] ~= '' then forget_dead_waiters() end
 local who, whose = false, false
 for other, hold in inside() do who, whose = hold.holder, other end
 save()
-return { ahead, room_at and math.max(0, room_at - now) or -1, who, whose }
+return { ahead, room_at and math.max(0, room_at - now) or -1, who, whose, number }

@@ -11,7 +11,7 @@ local frees = true
 --@library
 
 local breaks = ARGV[1] == 'break'
-if breaks then refresh() else read_state() end
+if breaks then expire() else read_state() end
 if damage == 'all' then contended, observed = true, redis.call('EXISTS', KEYS[4]) == 1 end
 local found, was = {}, nil
 for id, hold in inside() do

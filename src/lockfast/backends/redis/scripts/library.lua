@@ -9,7 +9,8 @@
 --   ?claim until alive place mode                                 waiter that the name is reserved for
 --   !claim until                                                  tombstone: a claim that was abandoned before it arrived
 -- The sign is "-" if the name is free, and then nothing follows; "+" if there may be waiters; "*" if there may be
--- observers too; else "=". A waiter is "alive place mode limit address holder", an observer "alive address". Times are
+-- observers too; else "=". A waiter is "alive place mode limit address ttl holder metadata", whose last request came
+-- PRESENCE_US before `alive`; an observer "alive address". Times are
 -- microseconds, a limit of 0 is none. Numbers are written in full: 53 bits are exact here.
 -- Each waiter is in the queue; or it was woken and is in `held`, with a "?"; or it was woken and has not come in time, and is
 -- in `lapsed`: it is passed over until it asks again, and then has its old place.
@@ -153,10 +154,11 @@ local function is_alive(until_) return until_ > now and until_ <= now + PRESENCE
 -- Nil if there is none, or if it cannot be read.
 local function waiter_in(record)
   if not record then return nil end
-  local alive, place, mode, limit, address, holder = string.match(record, '^(%d+) (%d+) ([xs]) (%d+) (%S*) (%S*)$')
-  if not are_numbers(alive, place, limit) then return nil end
+  local alive, place, mode, limit, address, ttl, holder, metadata =
+    string.match(record, '^(%d+) (%d+) ([xs]) (%d+) (%S*) (%d+) (%S*) (.*)$')
+  if not are_numbers(alive, place, limit, ttl) or tonumber(ttl) > MAX_TTL_US then return nil end
   return { alive = tonumber(alive), place = tonumber(place), mode = mode, limit = limit, address = address,
-    holder = holder }
+    ttl = tonumber(ttl), holder = holder, metadata = metadata }
 end
 
 local function read_waiter(id) return waiter_in(ask('HGET', KEYS[3], id)) end
@@ -212,11 +214,39 @@ local function fits(mode, limit)
   return limit == '0' or shared < tonumber(limit)
 end
 
--- Reserve for a waiter that was taken out of the queue, and wake it. If its address has no subscriber, its process is dead
--- or has lost its connection: then it is passed over until it asks again. In a cluster the subscriber may be at another
--- node, so nothing is known. Where this user may not publish, the waiter finds out when it next polls.
-local function reserve(id, waiter)
+-- Make the claim a holder. One that has released, and lingers, takes room already.
+local function admit(id, ttl, mode, limit, holder, metadata)
+  local fence = count_number()
+  if not holds[id] then
+    ids[#ids + 1] = id
+    take_room(mode, 1)
+  end
+  holds[id] = { base = now, ttl = ttl, fence = fence, acquired = text(wall), ended = false, mode = mode, limit = limit,
+    holder = holder, metadata = metadata, ends = now + ttl }
+  record_change(fence, holder)
+  return fence
+end
+
+-- Serve a waiter that was taken out of the queue, as `offer_to` in _model.py has it, and wake it: make it the holder and send
+-- it the grant; or reserve for it, if it confirms; or pass it over until it asks again. The claim `asking` asks now. If its
+-- address has no subscriber, its process is dead or has lost its connection, and it is passed over. In a cluster the subscriber
+-- may be at another node, so nothing is known. Where this user may not publish, the waiter finds out when it next polls.
+-- A grant that is sent must be made: so the server is asked for subscribers before, because PUBLISH reaches those of replicas too
+-- and does not count them. A user who may not ask that has waiters that confirm.
+local function serve(id, waiter, asking)
   changed = true
+  local silent = id == asking and 0 or now - waiter.alive + PRESENCE_US
+  if not string.find(waiter.address, CONFIRMS, 1, true) then
+    if silent > RECENT_US then return pass_over(id, waiter.alive) end
+    if silent * 4 <= waiter.ttl then
+      if (redis.pcall('PUBSUB', 'NUMSUB', waiter.address)[2] or 0) > 0 then
+        ask('HDEL', KEYS[3], id)
+        local fence = admit(id, waiter.ttl, waiter.mode, waiter.limit, waiter.holder, waiter.metadata)
+        redis.pcall('PUBLISH', waiter.address, id .. ' ' .. text(fence) .. ' ' .. text(wall))
+        return
+      end
+    end
+  end
   local receivers = redis.pcall('PUBLISH', waiter.address, id)
   if receivers == 0 and not string.find(waiter.address, CLUSTERED, 1, true) then return pass_over(id, waiter.alive) end
   reserved[id] = { until_ = now + GRACE_US, alive = waiter.alive, place = waiter.place, mode = waiter.mode }
@@ -243,27 +273,28 @@ local function serve_successor(successor)
     if waiter and is_alive(waiter.alive) and waiter.holder == successor then
       if fits(waiter.mode, waiter.limit) then
         redis.call('ZREM', KEYS[2], id)
-        reserve(id, waiter)
+        serve(id, waiter)
       end
       return
     end
   end
 end
 
--- The one rule of admission, as `next_in_queue` in _model.py has it: reserve for the waiters that fit, in order.
-local function hand_over(successor)
+-- The one rule of admission, as `next_offers` in _model.py has it: serve the waiters that fit, in order.
+local function hand_over(successor, asking)
   if not contended then return end
   if successor and successor ~= '' then serve_successor(successor) end
   while exclusive == 0 do
     local id, waiter = first_in_queue()
     if not id or not fits(waiter.mode, waiter.limit) then return end
     redis.call('ZREM', KEYS[2], id)
-    reserve(id, waiter)
+    serve(id, waiter, asking)
   end
 end
 
--- Read the state, end what has expired, and hand over the room that it took.
-local function refresh()
+-- Read the state and end what has expired; whether that has made room. A step that is to end a claim itself does so before it
+-- hands over: else it might end what it has just granted.
+local function expire()
   read_state()
   local over = {}
   for id, hold in inside() do
@@ -284,5 +315,10 @@ local function refresh()
       made_room, changed = true, true
     end
   end
-  if made_room then hand_over() end
+  return made_room
+end
+
+-- Read the state, end what has expired, and hand over the room that it took.
+local function refresh(asking)
+  if expire() then hand_over(nil, asking) end
 end

@@ -17,14 +17,28 @@ if linger == 0 and ARGV[2] == '' and type(state) == 'string' and string.sub(stat
   local waiter = first and redis.pcall('HGET', KEYS[3], first)
   local base, ttl = string.match(state, '^(%d+) %d+ %d+ (%d+) ', after + 1)
   if base and type(waiter) == 'string' then
-    local alive, place, mode, address = string.match(waiter, '^(%d+) (%d+) (%a) %d+ (%S*)')
+    local alive, place, mode, address, its_ttl, holder_and_metadata =
+      string.match(waiter, '^(%d+) (%d+) (%a) %d+ (%S*) (%d+) (%S* .*)$')
     if mode == 'x' and tonumber(alive) > now and tonumber(alive) <= now + PRESENCE_US
-        and math.max(#alive, #place) <= 16 and tonumber(place) <= MAX_NUMBER
-        and (redis.pcall('PUBLISH', address, first) ~= 0 or string.find(address, CLUSTERED, 1, true)) then
-      redis.call('ZREM', KEYS[2], first)
-      redis.call('SET', KEYS[1], string.sub(state, 1, 17) .. '?' .. first .. string.format(' %d ', now + GRACE_US) .. alive
-        .. ' ' .. place .. ' x', 'PX', FENCE_TTL_MS)
-      return base + ttl > now and 2 or 0
+        and math.max(#alive, #place, #its_ttl) <= 16 and tonumber(place) <= MAX_NUMBER and tonumber(its_ttl) <= MAX_TTL_US then
+      if string.find(address, CONFIRMS, 1, true) then
+        if redis.pcall('PUBLISH', address, first) ~= 0 or string.find(address, CLUSTERED, 1, true) then
+          redis.call('ZREM', KEYS[2], first)
+          redis.call('SET', KEYS[1], string.sub(state, 1, 17) .. '?' .. first .. string.format(' %d ', now + GRACE_US) .. alive
+            .. ' ' .. place .. ' x', 'PX', FENCE_TTL_MS)
+          return base + ttl > now and 2 or 0
+        end
+      elseif (now - alive + PRESENCE_US) * 4 <= tonumber(its_ttl) and now - alive + PRESENCE_US <= RECENT_US
+          and (redis.pcall('PUBSUB', 'NUMSUB', address)[2] or 0) > 0 then
+        local fence = string.format('%016d', math.max(string.sub(state, 1, 16) + 1, wall))
+        local clock = string.format('%d', wall)
+        redis.call('ZREM', KEYS[2], first)
+        redis.call('HDEL', KEYS[3], first)
+        redis.call('SET', KEYS[1], fence .. '+' .. first .. string.format(' %d ', now) .. fence .. ' ' .. clock .. ' '
+          .. its_ttl .. ' x 0 ' .. holder_and_metadata, 'PX', math.ceil(its_ttl / 1000) + FENCE_TTL_MS)
+        redis.pcall('PUBLISH', address, first .. ' ' .. fence .. ' ' .. clock)
+        return base + ttl > now and 2 or 0
+      end
     end
   end
 end
