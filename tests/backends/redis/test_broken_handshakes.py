@@ -1,4 +1,4 @@
-"""A connection that breaks in the middle of redis-py's handshake: its error is reported once, to the caller."""
+"""A handshake of redis-py that is broken off in its middle: nothing of it is left, and its error is reported once."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ import asyncio
 import gc
 import socket
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
+from lockfast._worlds.asyncio_ import background_tasks
 from lockfast.backends.redis.io.connections import hang_up
+from lockfast.backends.redis.io.urls import endpoint_of_url
+from lockfast.backends.redlock.io.members import members_of
+from tests.polling import HOUR
+from tests.servers.server import HOST
+
+STEPS = 40  # of the event loop; a handshake has sent everything after fewer
 
 
 class _Connection:
@@ -58,3 +66,30 @@ def test_one_whose_event_loop_is_closed_is_hung_up_without_an_error() -> None:
     with server, pytest.warns(ResourceWarning):  # of asyncio's transport
         gc.collect()
     ours.close()
+
+
+@pytest.mark.parametrize("kind", ["server", "member of a quorum"])
+def test_one_that_is_cancelled_at_any_step_is_broken_off_there(kind: str) -> None:
+    """`asyncio.wait_for` of Python 3.11 may swallow a cancellation, and the handshake would go on for its whole time."""
+    received: list[bytes] = []
+
+    async def story(port: int, mute: socket.socket) -> None:
+        for step in range(STEPS):
+            endpoints = [endpoint_of_url(urlsplit(f"redis://{HOST}:{each}/3")) for each in (port, 1, 2)]
+            endpoint = endpoints[0] if kind == "server" else members_of(endpoints)[0]
+            caller = asyncio.create_task(endpoint.dial_async(None, HOUR))
+            for _ in range(step):
+                await asyncio.sleep(0)
+            caller.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await caller
+            assert [task.get_name() for task in background_tasks()] == [], f"after step {step}"
+            if step:
+                accepted, _ = mute.accept()
+                with accepted, accepted.makefile("rb") as stream:
+                    received.append(stream.read())
+
+    with socket.create_server((HOST, 0)) as mute:
+        asyncio.run(story(mute.getsockname()[1], mute))
+    assert not received[0]
+    assert b"SELECT" in received[-1]

@@ -177,10 +177,12 @@ class RedisEndpoint:
             raise self.unreachable(address, error) from error
 
     async def _connect_async(self, where: Address, until: float) -> Any:
-        settings = self._all(where, max(0.01, until - boot_now()))
-        connection = ASYNC_KINDS[self._kind_of_connection](**settings, retry=AsyncRetry(NoBackoff(), 0))
+        # redis-py would limit each step with `asyncio.wait_for`, which can swallow a cancellation on Python 3.11: the
+        # connection was then made for a caller that had gone.
+        connection = ASYNC_KINDS[self._kind_of_connection](**self._all(where), retry=AsyncRetry(NoBackoff(), 0))
         try:
-            await connection.connect()
+            async with asyncio.timeout(max(0.01, until - boot_now())):
+                await connection.connect()
         except BaseException:
             hang_up(connection)
             raise
@@ -190,7 +192,8 @@ class RedisEndpoint:
     def _kind_of_connection(self) -> str:
         return "tls of redis-py" if self._kind == "tls" and self._tls is None else self._kind
 
-    def _all(self, address: Address, within: float) -> dict[str, Any]:
+    def _all(self, address: Address, within: float | None = None) -> dict[str, Any]:
+        """All settings of a connection, of which each step may take so long."""
         where = {"path": address.host} if self._kind == "unix" else {"host": address.host, "port": address.port}
         settings = {**self._settings, **where, "socket_connect_timeout": within, "socket_timeout": within}
         if self._tls is None:

@@ -118,16 +118,18 @@ class Member(RedisEndpoint):
             return connection
 
     async def dial_async(self, address: Address | None, within: float) -> Any:
+        until = boot_now() + within
         with self._noting_trouble():
             connection = await super().dial_async(address, within)
             try:
-                await connection.send_packed_command([self._questions])
-                *answers, known = [await _reply_async(connection) for _ in range(_ANSWERS + 1)]
-                self._greet(answers)
-                missing = self._missing_scripts(known)
-                await connection.send_packed_command(missing)
-                for _ in missing:
-                    await _reply_async(connection)
+                async with asyncio.timeout(max(0.01, until - boot_now())):
+                    await connection.send_packed_command([self._questions])
+                    *answers, known = [await _reply_async(connection) for _ in range(_ANSWERS + 1)]
+                    self._greet(answers)
+                    missing = self._missing_scripts(known)
+                    await connection.send_packed_command(missing)
+                    for _ in missing:
+                        await _reply_async(connection)
             except (redis.RedisError, OSError, RuntimeError) as error:
                 hang_up(connection)
                 if isinstance(error, RuntimeError) and not is_of_a_closed_connection(error):
