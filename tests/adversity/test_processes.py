@@ -91,25 +91,23 @@ def test_a_lock_that_only_dead_waiters_wait_for_is_granted(
     assert lease.release()
 
 
-def test_a_waiter_killed_after_the_lock_was_reserved_for_it_delays_the_next_by_a_grace(
-    start: Start, waiting: Waiting
-) -> None:
-    holder, reserved, next_one = start(), start(), start()
+def test_a_waiter_killed_when_it_is_its_turn_delays_the_next_by_its_ttl_at_most(start: Start, waiting: Waiting) -> None:
+    holder, killed, next_one = start(), start(), start()
     first = holder.ask("acquire", name="x", ttl=HOUR)
-    for number, actor in enumerate((reserved, next_one), 1):
-        actor.send("acquire", name="x")
+    for number, (actor, ttl) in enumerate(((killed, 2), (next_one, HOUR)), 1):
+        actor.send("acquire", name="x", ttl=ttl)
         waiting("x", number)
-    reserved.signal(signal.SIGSTOP)
+    killed.signal(signal.SIGSTOP)
     holder.ask("release")
-    reserved.signal(signal.SIGKILL)
+    killed.signal(signal.SIGKILL)
     assert next_one.expect()["fence"] > first["fence"]
 
 
 def test_a_stopped_waiter_is_passed_over_and_served_when_it_goes_on(start: Start, waiting: Waiting) -> None:
     holder, stopped, next_one = start(), start(), start()
     first = holder.ask("acquire", name="x", ttl=HOUR)
-    for number, actor in enumerate((stopped, next_one), 1):
-        actor.send("acquire", name="x")
+    for number, (actor, ttl) in enumerate(((stopped, 2), (next_one, HOUR)), 1):
+        actor.send("acquire", name="x", ttl=ttl)
         waiting("x", number)
     stopped.signal(signal.SIGSTOP)
     holder.ask("release")

@@ -29,4 +29,4 @@ class TestSilentFromTheFirstByte(OnTable):
             waiter = stage.start(locks.lock("x", wait=LIMIT_S).take())
             await stage.until(self.queued(stage, waiter), "one to wait")
             assert await holder.release()
-            assert (await waiter.result()).held
+            assert await (await waiter.result()).release()
