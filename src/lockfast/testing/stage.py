@@ -253,12 +253,16 @@ class Stage(ABC):
         return self._waiting() + len(self._activity.pauses)
 
     def _settled(self) -> bool:
-        """Every loss that was noticed is seen to: where no ttl ends a hold at the store, its client releases it."""
+        """Every loss that was noticed is seen to: where no ttl ends a hold at the store, its client releases it.
+
+        What cannot be released now, because a request hangs or pauses before its next try, is not waited for.
+        """
         keepers = (locks.raw._logic.engine.keeper for locks in self._opened)
         loops = [keeper.loop.signal for keeper in keepers if keeper.loop.signal is not None and not keeper.loop.closed]
         asleep = all(isinstance(loop, WatchedSignal) and loop.waiting for loop in loops)
-        hanging = sum(locks.faults.hanging for locks in self._opened)
-        return asleep and self._calm() and self._activity.in_background("lockfast-behind") <= hanging
+        stuck = sum(locks.faults.hanging for locks in self._opened) + len(self._activity.pauses)
+        releasing = self._activity.in_background("lockfast-behind") + self._activity.in_background("lockfast-abandon")
+        return asleep and self._calm() and releasing <= stuck
 
     def _calm(self) -> bool:
         """No waiter is just waking up, every keeper sleeps, and no renewal is under way, but for those that hang."""
