@@ -70,7 +70,7 @@ def test_one_whose_event_loop_is_closed_is_hung_up_without_an_error() -> None:
 
 @pytest.mark.parametrize("kind", ["server", "member of a quorum"])
 def test_one_that_is_cancelled_at_any_step_is_broken_off_there(kind: str) -> None:
-    """`asyncio.wait_for` of Python 3.11 may swallow a cancellation, and the handshake would go on for its whole time."""
+    """Python 3.11's `wait_for` may swallow a cancellation, and the handshake would go on for its whole time."""
     received: list[bytes] = []
 
     async def story(port: int, mute: socket.socket) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -333,6 +334,45 @@ def test_a_client_that_closes_its_connection_while_a_reply_is_due_takes_no_serve
         assert not any(member.absent for member in fanout.members)
         for proxy in quorum.proxies:
             proxy.heal()
+
+
+def test_a_reply_that_was_there_before_its_server_failed_is_no_sign_of_life(quorum: Quorum) -> None:
+    with lockfast.connect(quorum.url(f"rejoin=0&node_timeout={LIMIT_S}")) as locks:
+        fanout = _fanout(locks)
+        connections, member = fanout._new_set(), fanout.members[2]
+        fanout._fill(connections, LIMIT_S)
+
+        def ask() -> None:
+            Round([None, None, command("PING")], all_of_them, fanout.members).start(connections, LIMIT_S, LIMIT_S)
+            arriving = connections.connections[2].socket
+            until(lambda: select.select([arriving], [], [], 0)[0])
+
+        ask()
+        member.failed()
+        connections.read(0.0)
+        assert not connections.is_due("", 2), "the reply was read"
+        assert member.absent
+        ask()
+        connections.read(0.0)
+        assert not member.absent
+        connections.close()
+
+
+def test_a_connection_from_before_its_server_failed_is_no_sign_of_life(quorum: Quorum) -> None:
+    with lockfast.connect(quorum.url("rejoin=0&node_timeout=0.4")) as locks:
+        fanout = _fanout(locks)
+        stragglers, member = fanout._stragglers, fanout.members[2]
+        stragglers.patience = LIMIT_S
+        stragglers._reach(2, member)
+        assert len(stragglers._spare[2]) == 1
+        quorum.proxies[2].refuse()
+        member.failed()
+        stragglers._reach(2, member)
+        assert member.failures > 0
+        assert not stragglers._spare[2]
+        quorum.proxies[2].heal()
+        stragglers._reach(2, member)
+        assert not member.absent
 
 
 def test_only_so_many_late_votes_are_remembered_and_the_oldest_is_in_doubt_from_then_on(

@@ -123,7 +123,7 @@ class Answering:
 
     alive = True
 
-    def put(self, round: Round, node: int, request: bytes, replies: int, within: float) -> None:
+    def put(self, round: Round, node: int, request: bytes, replies: int, within: float, asked_at: float) -> None:
         asyncio.get_running_loop().call_soon(round.on_reply, node, b"")
 
     def close(self) -> None: ...

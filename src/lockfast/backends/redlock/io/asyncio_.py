@@ -37,12 +37,13 @@ Connect = Callable[[int, float], Coroutine[Any, Any, None]]  # to one node, for 
 class PendingReply:
     """A request of a round whose reply, or several, are still to come. A connection treats it as a future."""
 
-    __slots__ = ("_collected", "_done", "_node", "_replies", "_round")
+    __slots__ = ("_asked_at", "_collected", "_done", "_node", "_replies", "_round")
 
-    def __init__(self, round: Round, node: int, replies: int) -> None:
+    def __init__(self, round: Round, node: int, replies: int, asked_at: float) -> None:
         self._round = round
         self._node = node
         self._replies = replies  # 0: one, and not in a list
+        self._asked_at = asked_at
         self._collected: list[Any] = []
         self._done = False
 
@@ -56,7 +57,9 @@ class PendingReply:
                 return
             reply = self._collected
         self._done = True
-        self._round.members[self._node].failures = 0
+        member = self._round.members[self._node]
+        if member.failures:
+            member.answered(self._asked_at)
         self._round.on_reply(self._node, reply)
 
     def set_exception(self, error: BackendUnavailable) -> None:
@@ -68,9 +71,9 @@ class PendingReply:
 class AsyncioNodeConnection(AsyncioConnection):
     used_since = math.inf  # nothing was sent on it before
 
-    def put(self, round: Round, node: int, request: bytes, replies: int, within: float) -> None:
+    def put(self, round: Round, node: int, request: bytes, replies: int, within: float, asked_at: float) -> None:
         now = self._time()
-        waiting: Any = PendingReply(round, node, replies)
+        waiting: Any = PendingReply(round, node, replies, asked_at)
         self._unanswered.extend([(waiting, now, now + within)] * (replies or 1))
         self._send(request, now + within)
         if not self.alive:
@@ -215,7 +218,7 @@ class AsyncioFanout:
     def send(self, round: Round, node: int, request: bytes, replies: int, now: float) -> None:
         connection = self._connections[node]
         if connection is not None and connection.alive:
-            connection.put(round, node, request, replies, self.node_timeout)
+            connection.put(round, node, request, replies, self.node_timeout, now)
         else:
             self._after(self._dial, round, node, partial(self.send, round, node, request, replies, now))
 
@@ -264,7 +267,7 @@ class AsyncioFanout:
         except Exception:
             self.members[node].failed()
             raise
-        self.members[node].answered()
+        self.members[node].answered(boot_now())
 
     async def _dial(self, node: int, within: float) -> None:
         connection = AsyncioNodeConnection(self.members[node], None, asyncio.get_running_loop())

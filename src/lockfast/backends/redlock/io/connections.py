@@ -67,14 +67,15 @@ class BlockingNodeConnection(BlockingConnection):
         try:
             self._feed(data)
             while self.unanswered and (reply := self._gets()) is not NOTHING:
-                round, replies, collected, _ = self.unanswered[0]
+                round, replies, collected, asked_at = self.unanswered[0]
                 if replies:
                     collected.append(reply)
                     if len(collected) < replies:
                         continue
                     reply = collected
                 self.unanswered.popleft()
-                self.member.failures = 0
+                if self.member.failures:
+                    self.member.answered(asked_at)
                 round.on_reply(self.node, reply)
         except hiredis.HiredisError:
             return False

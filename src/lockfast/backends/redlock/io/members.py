@@ -51,7 +51,8 @@ class Member(RedisEndpoint):
         self.mark_in_doubt: Callable[[str], None] = lambda claim: None  # a request of that claim may arrive late here
         self.failures = 0  # in a row, to connect or to answer in time
         self.try_at = 0.0  # on the boot clock: not connected to before, unless there is no majority without it
-        self._failed_at = 0.0
+        self._failed_at = 0.0  # what it was asked before that does not show that it can be reached
+        self._counted_at = 0.0  # when a failure was last counted
         self._age = ServerAge()
 
     @property
@@ -61,20 +62,22 @@ class Member(RedisEndpoint):
 
     def failed(self) -> None:
         """All failures before it is tried again have the same reason, and count once."""
-        now = boot_now()
+        now = self._failed_at = boot_now()
         if now >= self.try_at or not self.failures:
             self.failures += 1
-            self._failed_at = now
+            self._counted_at = now
             self.try_at = now + min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(self.failures - 1, 10))
 
     def is_due(self) -> bool:
         """Whether to connect to it again: later and later, but soon if there is no majority without it."""
         present = sum([not member.failures for member in self._members])
         needed = 2 * present <= len(self._members)
-        return boot_now() >= (min(self.try_at, self._failed_at + RETRY_MIN_S) if needed else self.try_at)
+        return boot_now() >= (min(self.try_at, self._counted_at + RETRY_MIN_S) if needed else self.try_at)
 
-    def answered(self) -> None:
-        self.failures = 0
+    def answered(self, asked_at: float) -> None:
+        """A reply may have arrived long before it is read, and the server may have failed since."""
+        if asked_at >= self._failed_at:
+            self.failures = 0
 
     def age(self) -> float:
         """Seconds for which it has remembered every vote, as far as this client can know."""

@@ -158,15 +158,19 @@ class Stragglers:
             connections.close()
 
     def _reach(self, node: int, member: Member) -> None:
+        spare = self.take_spare(node)
+        if spare is not None and member.absent:  # made before the server failed: it proves nothing
+            spare.close()
+            spare = None
         try:
-            reached = self.take_spare(node) or BlockingNodeConnection(node, member, self.patience)
+            reached = spare or BlockingNodeConnection(node, member, self.patience)
         except BackendUnavailable:
             member.failed()
             return
         except Exception:
             member.failed()
             raise
-        member.answered()
+        member.answered(boot_now())
         connections = self._new_set()
         connections.add(reached)
         until = boot_now() + self.patience
