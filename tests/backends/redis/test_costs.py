@@ -163,6 +163,36 @@ class TestAFreeName:
             assert server.command("PTTL", HELD) > DAY_MS
             assert server.command("MEMORY", "USAGE", HELD) < (250 if tombstone else 150)
 
+    @pytest.mark.parametrize("store", ["redlock"], indirect=True)
+    @pytest.mark.parametrize("is_over", [False, True], ids=["in force", "expired"])
+    def test_tombstones_of_other_claims_cost_a_quorum_no_vote_and_no_request(self, store: Store, is_over: bool) -> None:
+        """The tombstone of a claim that gave up would else cost every `with` a round, for half a minute or longer."""
+        store.release(store.take(claim_of("x")))
+        tombstone = b"!%s %d" % (new_claim_id().encode(), 1 if is_over else 9 * 10**15)
+        for server in store.servers:
+            until(partial(server.command, "GET", HELD), "its number")
+            server.command("SET", HELD, b"%b=%b" % (server.command("GET", HELD)[:16], tombstone))
+
+        def use() -> None:
+            claim = store.take(claim_of("x"))
+            store.at_each(lambda server: claim.id.encode() in server.command("GET", HELD), "the vote of each server")
+            assert store.release(claim)
+            left = re.compile(rb"\d{16}" + (b"-" if is_over else b"=" + tombstone))
+            store.at_each(lambda server: left.fullmatch(server.command("GET", HELD)), "the release of each server")
+
+        assert store.commands(use)["evalsha"] == 2
+        refused = Claim(tombstone[1:].partition(b" ")[0].decode(), claim_of("x").terms)
+        assert isinstance(store.ask(refused, enqueue=False), Grant if is_over else Busy)
+
+    @pytest.mark.parametrize("store", ["redlock"], indirect=True)
+    def test_a_tombstone_that_cannot_be_read_is_damage(self, store: Store) -> None:
+        store.release(store.take(claim_of("x")))
+        for server in store.servers:
+            until(partial(server.command, "GET", HELD), "its number")
+            server.command("SET", HELD, server.command("GET", HELD)[:16] + b"=!nonsense")
+        with pytest.raises(lockfast.BackendUnavailable, match="is damaged"):
+            store.ask(claim_of("x"), enqueue=False)
+
     def test_a_later_fence_is_above_it(self, store: Store) -> None:
         first: Any = store.ask(claim := claim_of("x"))
         assert store.release(claim)

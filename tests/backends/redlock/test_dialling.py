@@ -265,6 +265,31 @@ def test_a_thread_waits_for_others_no_longer_than_a_part_of_its_time(
     in_a_thread(lambda: until(lambda: ask(locks, 1.0) == [b"PONG"] * 3, "an answer"))  # this machine may stand still
 
 
+def test_a_set_with_a_vote_under_way_is_taken_last_and_what_has_arrived_there_is_read() -> None:
+    """Else what that vote's claim asks next, by other connections, may overtake the vote."""
+
+    class Set:
+        used_at, read = 0.0, 0
+
+        def read_replies(self, seconds: float) -> None:
+            self.read += seconds == 0.0
+
+    sets: Any = idle.IdleSets()
+    late, later, other = Set(), Set(), Set()
+    for each in (late, later):
+        sets.put(each, is_late=True)
+    sets.put(other)
+    assert len(sets) == 3
+    assert [sets.take() for _ in range(4)] == [other, late, later, None]
+    assert [each.read for each in (late, later, other)] == [1, 1, 0]
+    sets.put(late, is_late=True)
+    assert sets.take_this(late)
+    assert not sets.take_this(late)
+    sets.put(late, is_late=True)
+    assert sets.take_unused(0.0) is None
+    assert sets.take_unused(1.0) is late
+
+
 def test_a_set_that_comes_when_its_waiter_has_left_is_idle() -> None:
     sets, waiter = idle.IdleSets(), idle.WaitingThread()
     connections: Any = "a set of connections"

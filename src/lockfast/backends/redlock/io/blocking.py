@@ -92,9 +92,10 @@ class BlockingFanout:
                 connections.close()  # a reply must never be taken for another's
             raise
         results = round.close()
-        if round.is_dropped and claim:
+        is_late = round.is_dropped and claim != ""
+        if is_late:
             self._remember_late(claim, connections)
-        self._put_back(connections)
+        self._put_back(connections, is_late)
         if round.pending:
             self._stragglers.watch(connections)
         return results
@@ -138,9 +139,9 @@ class BlockingFanout:
             if connections.is_due(claim, node):
                 member.mark_in_doubt(claim)
 
-    def _put_back(self, connections: ConnectionSet) -> None:
+    def _put_back(self, connections: ConnectionSet, is_late: bool = False) -> None:
         connections.used_at = self._stragglers.asked_at
-        self._idle.put(connections)
+        self._idle.put(connections, is_late=is_late)
         if len(self._idle) > MAX_IDLE_SETS and (unused := self._idle.take_unused(connections.used_at - UNUSED_S)):
             unused.close()
         if self._closed:  # meanwhile

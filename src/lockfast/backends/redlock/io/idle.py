@@ -32,13 +32,16 @@ class WaitingThread:
 class IdleSets:
     def __init__(self) -> None:
         self._sets: list[ConnectionSet] = []  # the one that was used last is the last
+        # Those on which a vote may be under way, which the next request for its claim must not overtake: they are taken
+        # last, the oldest first.
+        self._late: list[ConnectionSet] = []
         self._mutex = threading.Lock()  # held while sets are given to waiters
         self._waiting: deque[WaitingThread] = deque()  # in the order in which they came; no set is idle meanwhile
         self._connecting = WeakSet[WaitingThread]()  # a thread that is interrupted may not say that it is over
         self._closed = False
 
     def __len__(self) -> int:
-        return len(self._sets)
+        return len(self._sets) + len(self._late)
 
     @property
     def connecting(self) -> int:
@@ -46,31 +49,40 @@ class IdleSets:
         return len(self._connecting)
 
     def __iter__(self) -> Iterator[ConnectionSet]:
-        return iter(list(self._sets))
+        return iter([*self._sets, *self._late])
 
     def take(self) -> ConnectionSet | None:
         try:
             return self._sets.pop()
         except IndexError:
+            pass
+        try:
+            late = self._late.pop(0)
+        except IndexError:
             return None
+        late.read_replies(0.0)  # a vote that has arrived cannot be overtaken any more
+        return late
 
     def take_this(self, connections: ConnectionSet) -> bool:
         """False if a thread uses it."""
-        try:
-            self._sets.remove(connections)
-        except ValueError:
-            return False
-        return True
+        for sets in (self._late, self._sets):
+            try:
+                sets.remove(connections)
+            except ValueError:
+                continue
+            return True
+        return False
 
     def take_unused(self, since: float) -> ConnectionSet | None:
         """The one that was used longest ago, if that was before `since`."""
-        with suppress(IndexError):  # other threads may have taken all of them
-            if self._sets[0].used_at < since:
-                return self._sets.pop(0)
+        for sets in (self._sets, self._late):
+            with suppress(IndexError):  # other threads may have taken all of them
+                if sets[0].used_at < since:
+                    return sets.pop(0)
         return None
 
-    def put(self, connections: ConnectionSet) -> None:
-        self._sets.append(connections)
+    def put(self, connections: ConnectionSet, *, is_late: bool = False) -> None:
+        (self._late if is_late else self._sets).append(connections)
         if self._waiting:
             self._distribute()
 
