@@ -24,7 +24,8 @@ eventually = until
 # Writes its pid and then the boot clock's time, again and again; with `ignore-term` as an argument it ignores TERM.
 HEARTBEAT = """
 import os, signal, sys, time
-if "ignore-term" in sys.argv:
+assert sys.argv[2:] in ([], ["ignore-term"]), sys.argv
+if sys.argv[2:]:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 with open(sys.argv[1], "w") as file:

@@ -56,7 +56,7 @@ def test_when_the_server_is_killed_the_group_is_dead_before_the_deadline(
 ) -> None:
     shell.url, kill = store(stack)
     shell.environment["LOCKFAST_URL"] = shell.url
-    running = shell.start("run", "--ttl", f"{TTL_S:g}", "x", "--", *heart.command("deaf"))
+    running = shell.start("run", "--ttl", f"{TTL_S:g}", "x", "--", *heart.command("ignore-term"))
     grandchild = heart.pid()
     with shell.locks() as locks:
         granted = expiry(locks, "x")
