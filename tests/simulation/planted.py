@@ -55,7 +55,7 @@ class ReleasesAnyHolder(MemoryBackend):
         return await super().release(claim, linger=linger, within=within, successor=successor)
 
 
-class WakesEverybody(MemoryBackend):
+class WakesAllWaiters(MemoryBackend):
     """Each release wakes all waiters, as one channel for all of them does."""
 
     async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
@@ -183,7 +183,7 @@ class ConfirmsEachGrant(MemoryBackend):
 PLANTED: dict[str, Bug] = {
     "count the ttl from the reply": Bug(Parts(lease=CountsFromTheReply), "held together"),
     "release without owner check": Bug(Parts(server=ReleasesAnyHolder), "held together"),
-    "wake everybody": Bug(Parts(server=WakesEverybody), "waiters of"),
+    "wake all waiters": Bug(Parts(server=WakesAllWaiters), "waiters of"),
     "take a wake-up for a grant": Bug(Parts(remote=TakesAWakeUpForAGrant), "held together"),
     "give up renewing at the first error": Bug(Parts(keeper=GivesUpRenewing), "failed renewals"),
     "wait all the time for one renewal": Bug(Parts(remote=WaitsAllTheTimeForOneRenewal), "failed renewals"),

@@ -128,7 +128,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 
 def test_a_failing_seed_prints_the_command_that_replays_it(capsys: pytest.CaptureFixture[str]) -> None:
-    parts = PLANTED["wake everybody"].parts
+    parts = PLANTED["wake all waiters"].parts
     assert str(simulate(0, parts)).endswith("replay with: python -m lockfast.testing.simulation 0")
     printed = str(simulate(0, parts, "election"))
     assert printed.endswith("replay with: python -m lockfast.testing.simulation 0 election")
