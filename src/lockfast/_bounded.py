@@ -41,6 +41,6 @@ class BoundedDict(dict[K, V]):
 
     def __setitem__(self, key: K, value: V, /) -> None:
         if len(self) >= self._most and key not in self:
-            with suppress(StopIteration, RuntimeError):  # another thread is about it too
+            with suppress(StopIteration, RuntimeError):  # another thread makes room too
                 self.pop(next(iter(self)), None)
         super().__setitem__(key, value)

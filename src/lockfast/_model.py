@@ -22,7 +22,7 @@ SHARED: Final = "shared"
 GRACE_S: Final = 1.0  # for which a freed name is reserved for a waiter that has to confirm
 PRESENCE_S: Final = 15.0  # for which a waiter keeps its position in the queue after its last request
 MAX_POLL_S: Final = 5.0  # a waiter that is not woken asks again after this long at most, as repair
-RECENT_S: Final = MAX_POLL_S + GRACE_S  # a live waiter has asked within so many seconds
+RECENT_S: Final = MAX_POLL_S + GRACE_S  # within which a live waiter has asked
 POLL_SPREAD_S: Final = 0.5  # within which all waiters poll, once time has made room
 MAX_POSITION: Final = 50  # waiters ahead that are counted: how many more there are hardly changes when one polls
 MAX_TTL_S: Final = 10 * 365 * 86400.0
@@ -111,7 +111,7 @@ class Capabilities(NamedTuple):
     expires: bool = True  # a hold ends at the store when its ttl has passed; else only when it is released
     reserves: bool = True  # a freed name is reserved for the next waiter until it confirms; else the store grants it
     breaks_alone: bool = True  # a break ends the holds of one name; else every hold of the holder's session
-    hands_over: bool = False  # a waiter that was heard lately is made the holder, and the wake-up carries its grant
+    hands_over: bool = False  # a waiter that has asked lately is made the holder, and the wake-up carries its grant
     wakes_once: bool = True  # a waiter that is woken is granted at its first request; else it may have to repeat it
     metadata: bool = True  # the metadata of a hold is kept, for others to see
     observe: bool = True  # changes are reported: elections
@@ -175,7 +175,7 @@ Offer = Literal["grant", "reservation", "nothing"]
 
 
 def offer_to(silent: float, ttl: float) -> Offer:
-    """What a waiter that it is the turn of is offered, if its last request came `silent` seconds ago.
+    """What a waiter is offered when its turn comes, if its last request came `silent` seconds ago.
 
     A waiter that is granted counts its ttl from before that request, which came before the grant: so no clock is
     compared. If it has lost much of its ttl by then, it confirms with a new request. One that should have asked
@@ -194,7 +194,7 @@ def next_in_queue(queue: Iterable[W], occupancy: Occupancy, successor: str = "")
 def next_offers(
     queue: Iterable[W], occupancy: Occupancy, successor: str, offer: Callable[[W], Offer]
 ) -> list[tuple[W, Offer]]:
-    """The waiters that it is the turn of, in order, and what each is offered; see `offer_to`.
+    """The waiters whose turn it is, in order, and what each is offered; see `offer_to`.
 
     One that is offered nothing has lapsed. A waiter of the holder id `successor` goes before all others.
 

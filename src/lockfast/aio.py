@@ -206,7 +206,7 @@ class AsyncLocks:
         return AsyncElection(self._logic.election(name, candidate, **options, **limits))
 
     def limiter(self, name: str, *, rate: float, per: Seconds = 1.0, burst: int | None = None) -> AsyncLimiter:
-        """At most `rate` permits in `per` seconds, evenly spaced; with `burst` up to so many at once after a rest.
+        """At most `rate` permits in `per` seconds, evenly spaced; up to `burst` of them at once after a rest.
 
         In any stretch of `t` seconds at most `burst + t * rate / per` permits are given, `burst` being 1 by default.
         """

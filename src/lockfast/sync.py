@@ -169,7 +169,7 @@ class Locks:
         return Election(self._logic.election(name, candidate, **options, **limits))
 
     def limiter(self, name: str, *, rate: float, per: Seconds = 1.0, burst: int | None = None) -> Limiter:
-        """At most `rate` permits in `per` seconds, evenly spaced; with `burst` up to so many at once after a rest.
+        """At most `rate` permits in `per` seconds, evenly spaced; up to `burst` of them at once after a rest.
 
         In any stretch of `t` seconds at most `burst + t * rate / per` permits are given, `burst` being 1 by default.
         """
@@ -304,7 +304,7 @@ def connect(
     `namespace` keeps the names of two applications apart, `patience` is how long to keep asking a backend that
     does not answer, where no `wait` says otherwise: for `inspect`, `list`, `break_lock` and `close` too. `retry` is
     how long the pauses are between two such requests; by default 0.02 to 1 second, growing, all of it by chance.
-    With `replicas` a grant or a renewal counts only once so many replicas of a Redis have it.
+    With `replicas` a grant or a renewal counts only once that many replicas of a Redis have it.
     `schema` is where in a PostgreSQL the lock table is (`public`, or what the URL says with `?schema=`); `advisory`
     means its advisory locks instead of the table, as a URL that begins with `postgresql+advisory://` does.
     `rejoin` is how long a server of a quorum that has just started is excluded (the longest ttl; 0: not at all), as

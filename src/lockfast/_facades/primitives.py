@@ -356,7 +356,7 @@ class Limiter:
         return self._logic.name
 
     def try_acquire(self, cost: int = 1) -> Allowance:
-        """Take `cost` permits if there are so many now. Never waits."""
+        """Take `cost` permits if there are enough now. Never waits."""
         return drive(self._logic.try_acquire(cost))
 
     def acquire(self, cost: int = 1, timeout: Seconds | None = None) -> Allowance:
@@ -384,7 +384,7 @@ class AsyncLimiter:
         return self._logic.name
 
     async def try_acquire(self, cost: int = 1) -> Allowance:
-        """Take `cost` permits if there are so many now. Never waits."""
+        """Take `cost` permits if there are enough now. Never waits."""
         return await self._logic.try_acquire(cost)
 
     async def acquire(self, cost: int = 1, timeout: Seconds | None = None) -> Allowance:

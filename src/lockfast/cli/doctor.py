@@ -22,7 +22,7 @@ _MORE = """STATE is
   unreachable  it does not answer
 
 exits 69 if no locks can be acquired: the store does not answer or refuses, or
-less than a majority of a quorum counts.
+fewer than a majority of a quorum count.
 
 --json prints one object: works, and servers, a list of objects with where,
 reachable, latency (seconds), version, role, excluded_for (seconds), error and

@@ -76,7 +76,7 @@ def _parser() -> Parser:
     parser.add_argument("name", metavar="NAME", help="the lock's name; one that begins with - after a -- of its own")
     parser.add_argument("--ttl", **time, default=30.0, help="how long the lease outlives us (default: 30)")
     wait = parser.add_mutually_exclusive_group()
-    wait.add_argument("-w", "--wait", **time, help="wait at most so long; 0 tries once (default: for ever)")
+    wait.add_argument("-w", "--wait", **time, help="wait at most this long; 0 tries once (default: for ever)")
     wait.add_argument("-n", "--no-wait", dest="wait", action="store_const", const=0.0, help="the same as --wait 0")
     parser.add_argument(
         "-E",
@@ -86,7 +86,7 @@ def _parser() -> Parser:
         default=exits.BUSY,
         help="exit code if it was not acquired in time (default: 75)",
     )
-    parser.add_argument("--min-hold", **time, default=0.0, help="keep the name taken for at least so long")
+    parser.add_argument("--min-hold", **time, default=0.0, help="keep the name taken for at least this long")
     parser.add_argument(
         "--kill-after", **time, help="from TERM to KILL when the lease is lost (default: ttl/6, at most 5)"
     )

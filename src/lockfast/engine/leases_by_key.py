@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class LeasesByKey:
-    """Each lease is filed once at most, so that a look costs the same however many leases are held."""
+    """Each lease is filed once at most, so that a lookup costs the same however many leases are held."""
 
     def __init__(self, mutex: Mutex) -> None:
         self._mutex: Final = mutex
-        self.unfiled: dict[str, Lease] = {}  # by claim id: kept since the last look. The keeper adds and removes
+        self.unfiled: dict[str, Lease] = {}  # by claim id: kept since the last lookup. The keeper adds and removes
         # By key, and whether they have a limit; then by claim id. None of them stays empty.
         self._filed: dict[tuple[str, bool], dict[str, Lease]] = {}
 

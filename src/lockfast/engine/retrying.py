@@ -22,7 +22,7 @@ HASTY_S: Final = 1.0  # a request that had less time than this and is not answer
 
 
 def pause_for_retry(engine: Engine, failures: int, left: float) -> float | None:
-    """Seconds until a request is repeated that has failed so many times, where `left` seconds are left for it.
+    """Seconds until a request that has failed `failures` times is repeated, where `left` seconds are left for it.
 
     A pause never ends after that: a server that is back is asked before the caller gives up. None: give up now.
     """

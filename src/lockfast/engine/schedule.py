@@ -84,7 +84,7 @@ class Schedule:
         return self._heap[0][0] if self._heap else NEVER
 
     def add(self, later: dict[float, list[RenewalState]], held: int) -> None:
-        """Each group at its time; so many leases are held in all."""
+        """Each group at its time; that many leases are held in all."""
         for due_at, group in later.items():
             heapq.heappush(self._heap, (due_at, next(self._tiebreak), group))
             self._size += len(group)

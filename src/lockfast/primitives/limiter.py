@@ -1,4 +1,4 @@
-"""A rate limiter: so many permits in the long run, and so many at once after a rest.
+"""A rate limiter: a rate of permits in the long run, and a burst of them at once after a rest.
 
 Decides: what a rate means, and which waiter goes first.
 Leaves to the backend: counting, in one step on its own clock.

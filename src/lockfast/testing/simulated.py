@@ -285,7 +285,7 @@ class SimulatedWorld:
         return (shown - self.start) / self.rate
 
     def after(self, seconds: float, call: Callable[[], object]) -> Callable[[], None] | None:
-        """Call after so many seconds of this machine's clock, and a little later: timers are never early.
+        """Call after that many seconds of this machine's clock, and a little later: timers are never early.
 
         The answer takes it back, if there is anything to take back: an event of the simulation stays.
         """

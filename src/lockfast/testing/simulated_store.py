@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 async def nap(simulation: Simulation, seconds: float) -> None:
-    """Be away for so long in the simulation's time."""
+    """Be away for that time in the simulation's time."""
     park = Park()
     simulation.later(seconds, park.wake)
     await park

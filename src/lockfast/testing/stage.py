@@ -158,7 +158,7 @@ class Stage(ABC):
         return [holder.fence for holder in (await self.info(name)).holders if holder.fence is not None]
 
     async def queue(self, name: str, waiters: int, *, dead: int = 0) -> None:
-        """Until so many wait for it, and all but the `dead` ones are asleep."""
+        """Until that many claims wait for it, and all but the `dead` ones are asleep."""
 
         async def so_many() -> bool:
             return (await self.info(name)).waiters == waiters
@@ -197,7 +197,7 @@ class Stage(ABC):
         await self.until(self._settled, "what is done in the background")
 
     async def asleep(self, waiters: int = 0) -> None:
-        """Until so many waiters, and every keeper that has leases, wait for the clock to move."""
+        """Until that many waiters, and every keeper that has leases, wait for the clock to move."""
 
         def all_asleep() -> bool:
             keepers = sum(bool(locks.raw._logic.engine.keeper.leases) for locks in self._opened)
@@ -305,7 +305,7 @@ class Stage(ABC):
         return _real_now()
 
     async def _pause(self, checks: int) -> None:
-        """Between two checks of a condition; so many were in vain. Each check costs the others time."""
+        """Between two checks of a condition, of which that many were in vain. Each check costs the others time."""
         await self.breathe(min(10, 1 + checks // 10))
 
     def _started(self) -> set[threading.Thread]:

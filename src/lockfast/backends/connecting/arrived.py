@@ -9,7 +9,7 @@ from __future__ import annotations
 import select
 from typing import Final
 
-READ_AGAIN_AFTER_S: Final = 0.05  # the reader gets so long for what has arrived
+READ_AGAIN_AFTER_S: Final = 0.05  # the time that the reader gets for what has arrived
 
 
 def has_arrived(number: int) -> bool:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from lockfast._worlds.asyncio_ import background_task, end_tasks, seen
-from lockfast.backends.connecting.second_tries import LOOK_AGAIN_S, SecondTries, suspect_after
+from lockfast.backends.connecting.second_tries import CHECK_EVERY_S, SecondTries, suspect_after
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ async def first_ready(
             if tries.may_begin():
                 begin()
                 break
-            await asyncio.wait(tasks, timeout=LOOK_AGAIN_S)
+            await asyncio.wait(tasks, timeout=CHECK_EVERY_S)
         while (taken := next(filter(_is_ready, tasks), None)) is None and not all(task.done() for task in tasks):
             await asyncio.wait([task for task in tasks if not task.done()], return_when=asyncio.FIRST_COMPLETED)
         if len(tasks) > 1 and taken is tasks[1]:

@@ -14,11 +14,11 @@ from lockfast._time import boot_now
 SUSPECT_AFTER_S: Final = 1.0  # after which a connection that is not ready gets one beside it; sooner if time is short
 SUSPECT_SHARE: Final = 1 / 3  # of the time that there is
 SPACING_S: Final = 1.0  # between two such connections to one server, unless the earlier one was ready
-LOOK_AGAIN_S: Final = 0.05  # how soon another caller's was, for one that waits
+CHECK_EVERY_S: Final = 0.05  # how often a caller that may not begin checks whether it may now
 
 
 def suspect_after(within: float) -> float:
-    """Seconds after which a connection that is being made is suspect, if it may take so many."""
+    """Seconds after which a connection that is being made is suspect, if it may take `within` seconds."""
     return min(SUSPECT_AFTER_S, within * SUSPECT_SHARE)
 
 

@@ -45,7 +45,7 @@ _PARAMETERS: Final = {
     "many": "text[], text[], text[], float8[], text[], text[], "
     "text[], text[], text[], text[], float8[], text[], int[], jsonb[], text[], int, float8",
 }
-_JOINED: Final = (("release", 6), ("acquire", 9))  # what `many` takes: so many columns of each
+_JOINED: Final = (("release", 6), ("acquire", 9))  # what `many` takes, and how many columns of each
 
 
 class Catalogue:

@@ -116,7 +116,7 @@ class RedisNode(RedisBackend):
         return BrokenHolds(*await self._break(key, within))
 
     async def refuse(self, key: str, id: str, *, seconds: float, within: float) -> None:
-        """End what that claim holds, and grant it nothing for so long."""
+        """End what that claim holds, and grant it nothing for `seconds`."""
         now = self._now() or (b"",)
         await self._run("abandon", key, (id, 1, *now, requests.micros(seconds)), within)
 

@@ -88,7 +88,7 @@ def is_current(t: SqliteTransaction) -> bool:
         raise BackendUnavailable("the SQLite file belongs to another program; name another file", transient=False)
     if version > len(FORMATS):
         raise BackendUnavailable(
-            f"the lock store has format {version}, this lockfast knows format {len(FORMATS)}; upgrade it",
+            f"the lock store has format {version}, this lockfast knows format {len(FORMATS)}; upgrade lockfast",
             transient=False,
         )
     return version == len(FORMATS)

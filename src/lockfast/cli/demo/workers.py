@@ -45,7 +45,7 @@ class Workers:
         self._selector.register(process.stdout, selectors.EVENT_READ, name)
 
     def receive(self, seconds: float) -> list[Report]:
-        """What was reported within so long, in the order of arrival."""
+        """What was reported within that time, in the order of arrival."""
         reports: list[Report] = []
         for key, _ in self._selector.select(max(0.0, seconds)):
             text = os.read(key.fd, 65536)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lockfast._time import boot_now
-from lockfast.backends.connecting.second_tries import LOOK_AGAIN_S, SecondTries, suspect_after
+from lockfast.backends.connecting.second_tries import CHECK_EVERY_S, SecondTries, suspect_after
 from lockfast.backends.postgres.io.refusals import Broken, RolledBack
 from lockfast.backends.postgres.io.wire import Steps
 
@@ -47,7 +47,7 @@ def run_first_ready(tries: SecondTries, make: Callable[[], Steps], until: float)
     """
     suspect_at = boot_now() + suspect_after(until - boot_now())
     under_way = [make()]
-    waits: dict[int, tuple[Steps, int]] = {}  # by socket: what waits for it, and what for
+    waits: dict[int, tuple[Steps, int]] = {}  # by socket: the steps that wait for it, and for what
     begun = ready = under_way.copy()
     try:
         while True:
@@ -68,7 +68,7 @@ def run_first_ready(tries: SecondTries, make: Callable[[], Steps], until: float)
                 under_way.append(make())
                 begun, ready = under_way.copy(), under_way[1:]
                 continue
-            end_at = until if len(begun) > 1 else min(until, max(suspect_at, now + LOOK_AGAIN_S))
+            end_at = until if len(begun) > 1 else min(until, max(suspect_at, now + CHECK_EVERY_S))
             poll = select.poll()
             for number, (_, event) in waits.items():
                 poll.register(number, event)

@@ -74,7 +74,7 @@ class Sessions(Protocol):
         ...
 
     async def wait_answered(self, session: AdvisorySession, seconds: float) -> None:
-        """Wait until the statement in flight is answered, or so many real seconds have passed."""
+        """Wait until the statement in flight is answered, or `seconds` of real time have passed."""
         ...
 
     async def wait_or_signal(self, session: AdvisorySession, signal: Signal, seconds: float) -> bool:

@@ -72,7 +72,7 @@ def kept_for(ttl: float) -> int:
 
 
 def keeping(seconds: int) -> dict[str, int]:
-    """The settings that make the server keep a silent session for so long, and no longer."""
+    """The settings that make the server keep a silent session for that long, and no longer."""
     return {
         "tcp_user_timeout": seconds * 1000,  # where there is such a thing it decides, also if an answer is on its way
         "tcp_keepalives_idle": _KEEPALIVE_IDLE_S,
@@ -157,7 +157,7 @@ class AdvisorySession:
         self._notices = pgconn.notice_handler = _NoticeHandler()
 
     def keeps(self, seconds: int) -> None:
-        """The server keeps it for so long while the client is silent."""
+        """The server keeps it for that long while the client is silent."""
         self.kept = seconds
         self.longest_ttl = (seconds - SLACK_S) / RATE_MARGIN
 

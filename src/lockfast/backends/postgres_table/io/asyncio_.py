@@ -258,7 +258,7 @@ class AsyncioPostgres:
         self._pump()
 
     def _next_batch(self, connections: int) -> list[PendingTableRequest]:
-        """What to send next, if so many connections are free: while the server is at one part, we are at the other."""
+        """What to send next, with that many connections free: while the server is at one part, we are at the other."""
         most = min(MAX_BATCH, -(-len(self._waiting) // connections))
         waiting = [pending for pending in self._waiting if not pending.answer.done()]
         first = first_of(waiting, others_first=self._others_first)

@@ -17,7 +17,7 @@ MAX_BATCH: Final = 500  # requests in one statement: the server does nothing els
 MAX_CONNECTIONS: Final = 2  # for requests: while the server works on one batch, the next is gathered
 MIN_TO_SPLIT: Final = 32  # requests that are worth dividing between them
 MAX_SPARE: Final = 4  # more connections, for when all others have been at one statement for
-STUCK_AFTER_S: Final = 0.05  # so long: an open transaction of another client has locked one of their names
+STUCK_AFTER_S: Final = 0.05  # then an open transaction of another client has locked one of their names
 LISTEN_WITHIN_S: Final = 2.0  # the most that a waiter gives to the connection that would wake it
 UNLISTEN_WITHIN_S: Final = 0.5  # to take a LISTEN back behind a pooler
 LISTEN_AGAIN_AFTER_S: Final = 5.0  # after a connection for wake-ups could not be made
@@ -61,7 +61,7 @@ class TableRequest:
 
 
 class Many(NamedTuple):
-    """The statement for a batch: for each kind so many arrays, and then a tail."""
+    """The statement for a batch: the arrays of each kind, and then a tail."""
 
     statement: PreparedStatement
     kinds: tuple[tuple[str, int], ...]

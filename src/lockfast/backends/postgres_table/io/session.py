@@ -40,16 +40,16 @@ IN_USE: Final = b'{"in_use": true}'  # the reply if an open transaction has lock
 MAX_UNLISTENS: Final = 20  # tries to reach one session of a pooler
 _WHERE: Final = "SELECT pg_catalog.pg_backend_pid()"
 _CHECK_INTERVAL_MS: Final = 500  # how often the server checks that a client whose statement it runs is still there
-SUSPECT_AFTER_S: Final = 10.0  # a connection that was idle for so long is probed: a NAT may have forgotten it
+SUSPECT_AFTER_S: Final = 10.0  # a connection that was idle for longer is probed: a NAT may have forgotten it
 MAX_PROBE_S: Final = 1.0  # how long the reply to that may take,
 PROBE_SHARE: Final = 0.25  # and which part of the time that a request has: the rest is for a new connection
 LONG_AGO: Final = float("-inf")  # when a connection was last used that is probed in any case
-SILENT_S: Final = 1.0  # a statement that is not answered for so long makes all that have received nothing since suspect
+SILENT_S: Final = 1.0  # without a reply, after which all connections that have received nothing since are suspect
 MIN_PROBE_S: Final = 0.25  # with less there is no probe: it would take a slow connection for one that is dead
 
 
 def is_suspect(idle_since: float) -> bool:
-    """Whether the connection may be dead, after so long; the time that the machine slept counts."""
+    """Whether the connection may be dead after that time; the time that the machine slept counts."""
     return boot_now() - idle_since >= SUSPECT_AFTER_S
 
 

@@ -1,6 +1,6 @@
 -- End the claim's hold and hand over; the answer is whether it held until now, or which claims of p_own_address are next
 -- (see lockfast_hand_over), or {claim, grant} for the one of p_own_address that holds from now on. A successor is a
--- holder that goes before all others. With p_linger the name stays taken for so many seconds more. The caller has locked
+-- holder that goes before all others. With p_linger the name stays taken for that many seconds more. The caller has locked
 -- the name.
 CREATE OR REPLACE FUNCTION @.lockfast_end(
     p_ns text, p_name text, p_claim text, p_linger double precision, p_successor text, p_own_address text, p_now timestamptz

@@ -73,7 +73,7 @@ class AsyncioConnection(asyncio.Protocol):
         self._writer: Any = None
         self._transport: Any = None
         self._gone = asyncio.Event()
-        # After how many seconds without any reply `on_silence` is called, where the first one is due within so many:
+        # After how many seconds without any reply `on_silence` is called, where the first one is due within that many:
         self._silence_limit: Callable[[float], float] = lambda _: _SILENCE_S
         self.alive = False
 

@@ -20,9 +20,9 @@ from typing import Any
 import redis
 
 from lockfast._time import boot_now
-from lockfast.backends.connecting.second_tries import LOOK_AGAIN_S, SecondTries, suspect_after
+from lockfast.backends.connecting.second_tries import CHECK_EVERY_S, SecondTries, suspect_after
 
-# Until then, of which the system has so many seconds to make the connection; calls that before the first byte.
+# Takes until when, in how many seconds the system has to make the connection, and what to call before the first byte.
 Connect = Callable[[float, float, Callable[[socket.socket], None]], Any]
 
 
@@ -36,7 +36,7 @@ class _FirstAnswers(Exception):
 
 
 def connect_beside(tries: SecondTries, connect: Connect, until: float, within: float) -> Any:
-    """A connection of redis-py after its handshake. It becomes suspect as one that may take so long in all.
+    """A connection of redis-py after its handshake. `within` decides when it is suspect, see `suspect_after`.
 
     Raises as `connect` does for the first of the two.
     """
@@ -55,7 +55,7 @@ def _wait_for_first(
     if _readable(suspect_at, first):
         return
     while not tries.may_begin():
-        if boot_now() >= until or _readable(min(until, boot_now() + LOOK_AGAIN_S), first):
+        if boot_now() >= until or _readable(min(until, boot_now() + CHECK_EVERY_S), first):
             return
     try:
         second = connect(until, suspect_after(until - boot_now()), partial(_wait_for_either, first, until))

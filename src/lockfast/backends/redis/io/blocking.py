@@ -109,7 +109,7 @@ class BlockingConnection:
             raise self._broken(error) from error
 
     def read_replies(self, answers: list[Any], number: int, until: float) -> None:
-        """Until there are so many. If one does not come in time, those before it are there, and reading can go on."""
+        """Until there are `number` replies. If one is late, those before it are there, and reading can go on."""
         while len(answers) < number:
             answer = self._gets()
             answers.append(answer if answer is not NOTHING else self.one_reply(until))

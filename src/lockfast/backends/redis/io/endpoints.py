@@ -193,7 +193,7 @@ class RedisEndpoint:
         return "tls of redis-py" if self._kind == "tls" and self._tls is None else self._kind
 
     def _all(self, address: Address, within: float | None = None) -> dict[str, Any]:
-        """All settings of a connection, of which each step may take so long."""
+        """All settings of a connection; each of its steps may take that long."""
         where = {"path": address.host} if self._kind == "unix" else {"host": address.host, "port": address.port}
         settings = {**self._settings, **where, "socket_connect_timeout": within, "socket_timeout": within}
         if self._tls is None:

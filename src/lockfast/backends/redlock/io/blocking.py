@@ -129,7 +129,7 @@ class BlockingFanout:
 
     def _remember_late(self, claim: str, connections: ConnectionSet) -> None:
         if len(self._late) >= MAX_LATE_CLAIMS:
-            with suppress(StopIteration, RuntimeError, KeyError):  # another thread may be about it too
+            with suppress(StopIteration, RuntimeError, KeyError):  # another thread may make room too
                 oldest = next(iter(self._late))
                 self._mark_late_in_doubt(oldest, self._late.pop(oldest))
         self._late[claim] = connections

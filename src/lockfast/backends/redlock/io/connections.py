@@ -172,7 +172,7 @@ class ConnectionSet:
             self._close_unused()
 
     def add_dialled(self, seconds: float) -> bool:
-        """Add a connection that was made for this set, and wait so long for it. False if there is none.
+        """Add a connection that was made for this set, and wait for it for that time. False if there is none.
 
         Raises what is no fault of the server.
         """

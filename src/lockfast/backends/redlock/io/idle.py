@@ -87,7 +87,7 @@ class IdleSets:
             self._distribute()
 
     def wait(self, waiter: WaitingThread, patience: float, seconds: float) -> ConnectionSet | None:
-        """A set that another thread puts back; None if this one is to connect, at the latest after so many seconds.
+        """A set that another thread puts back; None if this one is to connect, after `seconds` at the latest.
 
         After its patience it may connect although another thread does. While it connects, sets go to others.
         `leave` has to be called in any case.

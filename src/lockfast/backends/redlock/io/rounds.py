@@ -130,7 +130,7 @@ class Round:
         else:
             if suspended.request:
                 now = boot_now()
-                self.late_at = now + self._node_timeout  # each request of a verb has so long
+                self.late_at = now + self._node_timeout  # each request of a verb has that time
                 self._transport.send(self, node, suspended.request, suspended.replies, now)
                 if self.on_change is not None and self.over_at <= self.late_at:
                     self.on_change()  # the round may end before the request is late

@@ -24,7 +24,7 @@ from lockfast.backends.redlock.io.rounds import Round, Transport
 from lockfast.errors import BackendUnavailable
 
 MAX_CLEAN_UPS: Final = 1000  # that are kept for each server
-_IDLE_S: Final = 60.0  # after so long without a question, no unreachable server is connected to
+_IDLE_S: Final = 60.0  # without a question, after which no unreachable server is connected to
 _INTERVAL_S: Final = 0.02
 
 
