@@ -20,6 +20,11 @@ def closed_driver(where: str) -> BackendUnavailable:
     return BackendUnavailable(f"{where}: {_CLOSED}", transient=False)
 
 
+def other_event_loop() -> RuntimeError:
+    """An `AsyncLocks` is used in a loop while the one that it belongs to is open."""
+    return RuntimeError("this AsyncLocks belongs to another event loop; connect once in each loop")
+
+
 def limit_mismatch(name: str, limit: int | None, asked: int | None) -> LimitMismatch:
     """The error for a backend to raise from `acquire`: `limit` is the one in use, `asked` the other."""
     text = f"{name!r} is in use {_with(limit)}, and was asked for {_with(asked)}; one name has one limit at a time"

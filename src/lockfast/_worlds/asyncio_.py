@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from lockfast._reentry import NoThread, nothing, starting
+from lockfast._refusals import other_event_loop
 from lockfast._time import boot_now
 from lockfast._worlds import Clock, frames_of
 
@@ -189,7 +190,7 @@ class AsyncioWorld:
             self._loop = running
         elif home is not running:
             if not home.is_closed():
-                raise RuntimeError("this AsyncLocks belongs to another event loop; connect once in each loop")
+                raise other_event_loop()
             self._loop = running
             left, self._tasks = self._tasks, set()
             for task in left:  # none of them goes on; what they do at their end they do now, and not whenever collected

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from lockfast._model import Busy, Grant, Renewal
 from lockfast.engine.lease import Lease
+from lockfast.engine.not_held import NO_LONGER_THERE
 from lockfast.engine.retrying import cannot_say
 from lockfast.errors import BackendUnavailable
 
@@ -36,7 +37,7 @@ async def extend(engine: Engine, lease: Lease, ttl: float) -> None:
     kept, _ = await engine.insist(ask, min(lease._deadline, asked_at + engine.patience))
     engine.keeper.notice(lease)  # an answer that comes after the deadline brings nothing back
     if not kept:
-        engine.keeper.lose(lease, "denied", "the backend no longer has it: it expired or was broken")
+        engine.keeper.lose(lease, "denied", NO_LONGER_THERE)
     if lease._state != "held":
         raise lease._not_held()
     lease._extended(asked_at, ttl)
@@ -68,7 +69,7 @@ async def _downgrade(engine: Engine, lease: Lease) -> None:
     answer, _ = await engine.insist(ask, min(lease._deadline, asked_at + engine.patience))
     engine.keeper.notice(lease)
     if not isinstance(answer, Grant) or answer.fence != lease._fence:
-        engine.keeper.lose(lease, "denied", "the backend no longer has it: it expired or was broken")
+        engine.keeper.lose(lease, "denied", NO_LONGER_THERE)
         await engine.abandon(claim)  # what was granted instead is not what its holder had
     if lease._state != "held":
         raise lease._not_held()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lockfast.engine.lease import Lease
 
 OUT_OF_TIME: Final = "its time ran out before a renewal came through"
+NO_LONGER_THERE: Final = "the backend no longer has it: it expired or was broken"
 
 
 def error_if_not_held(lease: Lease) -> LeaseLost | NotHeld:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from lockfast._model import Renewal
+from lockfast.engine.not_held import NO_LONGER_THERE
 from lockfast.engine.reporting import report_lease_behind
 from lockfast.engine.retrying import cannot_say
 from lockfast.engine.schedule import NEVER, RenewalState
@@ -141,7 +142,7 @@ class Renewals:
             elif kept is None:
                 self._ride_out([state], cannot_say(self._engine, "it"))
             elif not kept:
-                self._keeper.lose(lease, "denied", "the backend no longer has it: it expired or was broken")
+                self._keeper.lose(lease, "denied", NO_LONGER_THERE)
             elif lease._state == "held":
                 lease._renewed(asked_at, renewal.ttl)
                 state.renewed(asked_at)

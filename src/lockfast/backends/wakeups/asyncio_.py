@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from lockfast._model import Claim, Grant
+from lockfast._refusals import other_event_loop
 from lockfast._worlds import Clock
 from lockfast._worlds.asyncio_ import AsyncioSignal
 from lockfast.backends.wakeups import WAKE_ALL, read_wake_up
@@ -26,7 +27,7 @@ class AsyncioWaiters:
         if loop is self._loop:
             return False
         if self._loop is not None and not self._loop.is_closed():
-            raise RuntimeError("this AsyncLocks belongs to another event loop; connect once in each loop")
+            raise other_event_loop()
         self._loop = loop
         return True
 

@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Mapping
 
-from lockfast._refusals import closed_driver
+from lockfast._refusals import closed_driver, other_event_loop
 from lockfast._time import boot_now
 from lockfast._worlds import Signal
 from lockfast._worlds.asyncio_ import end_tasks, in_executor
@@ -109,7 +109,7 @@ class AsyncioSessions:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             if self._loop is not None and not self._loop.is_closed():
-                raise RuntimeError("this AsyncLocks belongs to another event loop; connect once in each loop")
+                raise other_event_loop()
             self._loop = loop
             for session in list(self._opened):  # of a loop that is closed: no loop reads them
                 session.end(ConnectionAbortedError("its event loop is closed"))
