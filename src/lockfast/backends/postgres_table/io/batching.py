@@ -16,8 +16,8 @@ from lockfast.errors import BackendUnavailable
 MAX_BATCH: Final = 500  # requests in one statement: the server does nothing else on that connection meanwhile
 MAX_CONNECTIONS: Final = 2  # for requests: while the server works on one batch, the next is gathered
 MIN_TO_SPLIT: Final = 32  # requests that are worth dividing between them
-MAX_SPARE: Final = 4  # more connections, for when all others have been at one statement for
-STUCK_AFTER_S: Final = 0.05  # then an open transaction of another client has locked one of their names
+MAX_SPARE: Final = 4  # more connections, for when all others have run one statement for longer than
+STUCK_AFTER_S: Final = 0.05  # this: an open transaction of another client has locked one of their names
 LISTEN_WITHIN_S: Final = 2.0  # the most that a waiter gives to the connection that would wake it
 UNLISTEN_WITHIN_S: Final = 0.5  # to take a LISTEN back behind a pooler
 LISTEN_AGAIN_AFTER_S: Final = 5.0  # after a connection for wake-ups could not be made
