@@ -15,7 +15,7 @@ from lockfast.backends.opening import ConnectOptions
 from lockfast.engine.backoff import Backoff
 from lockfast.engine.core import DEFAULT_RETRY, PATIENCE_S
 from lockfast.primitives.manager import LockResult, ManagerLogic, the_same
-from lockfast.primitives.names import DEFAULT_NAMESPACE
+from lockfast.primitives.names import DEFAULT_NAMESPACE, LockName
 
 if TYPE_CHECKING:
     import asyncio
@@ -61,7 +61,7 @@ class DistributedLock:
 
     def acquire(
         self,
-        lock_name: str,
+        lock_name: LockName,
         timeout_seconds: Seconds = 30,
         blocking: bool = False,
         blocking_timeout_seconds: Seconds | None = 10,
@@ -80,7 +80,7 @@ class DistributedLock:
         scope = self._logic.scope(lock_name, timeout_seconds, *wait, metadata, renew=False)
         return drive(self._logic.acquire(scope.request))
 
-    def release(self, lock_name: str) -> bool:
+    def release(self, lock_name: LockName) -> bool:
         """True if this manager held it until now. False if it did not, or lost it; the next holder is not touched.
 
         Raises BackendUnavailable if the backend does not answer; call again, or its time ends it.
@@ -88,7 +88,7 @@ class DistributedLock:
         logic = self._logic
         return drive(logic.release(lock_name), logic.locks.engine, lambda: logic.holds(lock_name))
 
-    def extend(self, lock_name: str, seconds: Seconds) -> bool:
+    def extend(self, lock_name: LockName, seconds: Seconds) -> bool:
         """Hold it for at least `seconds` from now. False if this manager does not hold it any more.
 
         Raises BackendUnavailable if the backend does not answer; it is then held for as long as it was before.
@@ -101,7 +101,7 @@ class DistributedLock:
 
     def lock(
         self,
-        lock_name: str,
+        lock_name: LockName,
         timeout_seconds: Seconds = 30,
         blocking: bool = True,
         blocking_timeout_seconds: Seconds | None = 10,
@@ -116,7 +116,7 @@ class DistributedLock:
 
     def with_lock(
         self,
-        lock_name: str,
+        lock_name: LockName,
         fn: Work[T],
         timeout_seconds: Seconds = 30,
         blocking: bool = True,
@@ -179,7 +179,7 @@ class AsyncDistributedLock:
 
     async def acquire(
         self,
-        lock_name: str,
+        lock_name: LockName,
         timeout_seconds: Seconds = 30,
         blocking: bool = False,
         blocking_timeout_seconds: Seconds | None = 10,
@@ -198,14 +198,14 @@ class AsyncDistributedLock:
         scope = self._logic.scope(lock_name, timeout_seconds, *wait, metadata, renew=False)
         return await self._logic.acquire(scope.request)
 
-    async def release(self, lock_name: str) -> bool:
+    async def release(self, lock_name: LockName) -> bool:
         """True if this manager held it until now. False if it did not, or lost it; the next holder is not touched.
 
         Raises BackendUnavailable if the backend does not answer; call again, or its time ends it.
         """
         return await self._logic.release(lock_name)
 
-    async def extend(self, lock_name: str, seconds: Seconds) -> bool:
+    async def extend(self, lock_name: LockName, seconds: Seconds) -> bool:
         """Hold it for at least `seconds` from now. False if this manager does not hold it any more.
 
         Raises BackendUnavailable if the backend does not answer; it is then held for as long as it was before.
@@ -218,7 +218,7 @@ class AsyncDistributedLock:
 
     def lock(
         self,
-        lock_name: str,
+        lock_name: LockName,
         timeout_seconds: Seconds = 30,
         blocking: bool = True,
         blocking_timeout_seconds: Seconds | None = 10,
@@ -233,7 +233,7 @@ class AsyncDistributedLock:
 
     async def with_lock(
         self,
-        lock_name: str,
+        lock_name: LockName,
         fn: AsyncWork[T],
         timeout_seconds: Seconds = 30,
         blocking: bool = True,

@@ -21,13 +21,14 @@ from lockfast._secrets import shown_url
 from lockfast._text import shown
 from lockfast._time import Seconds, length
 from lockfast._worlds import Signal, World
+from lockfast.backends.optional import name_on
 from lockfast.engine.acquire import acquire
 from lockfast.engine.lease import Lease
 from lockfast.engine.request import Request
 from lockfast.errors import BackendUnavailable, LeaseLost, NotHeld
 from lockfast.primitives.lock import LockLogic, timed_out
 from lockfast.primitives.locks import LocksLogic
-from lockfast.primitives.names import valid
+from lockfast.primitives.names import LockName, valid
 
 M = TypeVar("M")
 T = TypeVar("T")
@@ -159,25 +160,30 @@ class ManagerLogic:
         waited = self.locks.engine.now() - started
         return LockResult(False, info, str(timed_out(name, busy, request.wait, waited)))
 
-    async def extend(self, name: str, seconds: Seconds) -> bool:
-        lease = self._held.get(valid(name))
+    def _name(self, name: LockName) -> str:
+        return valid(name_on(self.locks.engine.backend, name))
+
+    async def extend(self, name: LockName, seconds: Seconds) -> bool:
+        lease = self._held.get(self._name(name))
         can = self.locks.engine.backend.capabilities
         wanted = length(seconds, "seconds", least=can.min_ttl, most=can.max_ttl)
         return lease is not None and await self._extended(lease, wanted)
 
-    def holds(self, name: str) -> bool:
-        lease = self._held.get(name)
+    def holds(self, name: LockName) -> bool:
+        lease = self._held.get(self._name(name))
         return lease is not None and lease.held
 
     def count_held(self) -> int:
         return sum(lease.held for lease in list(self._held.values()))
 
-    async def release(self, name: str) -> bool:
+    async def release(self, name: LockName) -> bool:
+        name = self._name(name)
+
         async def release() -> bool:
             lease = self._held.get(name)
             return lease is not None and await self._release(lease)
 
-        return await self._in_turn(valid(name), release)
+        return await self._in_turn(name, release)
 
     async def _release(self, lease: Lease) -> bool:
         freed = await lease._release()
@@ -198,7 +204,7 @@ class ManagerLogic:
 
     def scope(
         self,
-        name: str,
+        name: LockName,
         timeout_seconds: Seconds,
         blocking: bool,
         blocking_timeout_seconds: Seconds | None,

@@ -69,6 +69,16 @@ def test_what_pg_locks_shows_of_a_number_leads_back_to_it() -> None:
     assert second_of(1_800_000_000_123_456) == 1_800_000_000
 
 
+def test_a_manager_releases_and_extends_an_integer_that_it_acquired(url: str, psql: psycopg.Connection) -> None:
+    with lockfast.DistributedLock(url) as manager:
+        assert manager.acquire(42)
+        assert not _fetch(psql, "SELECT pg_try_advisory_lock(42)")
+        assert manager.extend(42, 60)
+        assert manager.release(42)
+        assert _fetch(psql, "SELECT pg_try_advisory_lock(42)")
+        assert not manager.release(42)
+
+
 def test_a_plain_sql_session_is_excluded_and_excludes(url: str, psql: psycopg.Connection) -> None:
     number = key_of("order:42").number
     with lockfast.connect(url) as locks:
