@@ -47,7 +47,7 @@ def _commands(port: int, competitors: Competitors, kind: Kind, processes: int, w
         each = judge(*competitors.compete(kind, 1.0, processes), start_up_s=0.0)
     value = monitor.commands.total() / max(each.handed, 1)
     detail = {"commands": dict(monitor.commands), "hand_overs": each.handed, **each.plain()}
-    what = f"Redis, {waiters} that want it: commands per hand-over" + (f", {kind}" if kind != OURS else "")
+    what = f"Redis, {waiters} contenders: commands per hand-over" + (f", {kind}" if kind != OURS else "")
     return Finding(what, value, "", at_most=4 if kind == OURS else None, detail=detail)
 
 

@@ -20,6 +20,7 @@ from lockfast.backends.redlock.io import stragglers as redis_quorum_stragglers
 from lockfast.backends.redlock.io.blocking import MAX_IDLE_SETS, UNUSED_S
 from lockfast.backends.redlock.io.fanout import all_of_them
 from lockfast.backends.redlock.io.rounds import Round
+from lockfast.backends.redlock.io.stragglers import CleanUps
 from lockfast.testing.awaited import AwaitedLease, AwaitedLocks
 from lockfast.testing.stage import Stage
 from tests.adversity.redlock.servers import Quorum
@@ -387,6 +388,19 @@ def test_only_so_many_late_votes_are_remembered_and_the_oldest_is_in_doubt_from_
             fanout._remember_late(claim, fanout._new_set())
         assert list(fanout._late) == ["b", "c"]
         assert in_doubt == [(0, "a"), (1, "a"), (2, "a")]
+
+
+def test_only_so_many_clean_ups_are_kept_for_a_server_and_a_claim_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_quorum_stragglers, "MAX_CLEAN_UPS", 2)
+    with lockfast.connect("redlock://h1,h2,h3") as locks:
+        clean_ups = CleanUps(_fanout(locks).members, lambda node: None)
+        for claim in ("a", "b", "b"):
+            clean_ups.add(0, claim, lambda: command("PING"), boot_now() + HOUR)
+        assert list(clean_ups._by_node[0]) == ["a", "b"]
+        clean_ups.add(0, "c", lambda: command("PING"), boot_now())
+        assert list(clean_ups._by_node[0]) == ["b", "c"]
+        assert clean_ups.wait_for(0)
+        assert list(clean_ups._by_node[0]) == ["b"], "the other one is too late"
 
 
 def test_the_thread_that_reconnects_is_replaced_if_it_dies(monkeypatch: pytest.MonkeyPatch) -> None:

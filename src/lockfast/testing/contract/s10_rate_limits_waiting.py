@@ -68,7 +68,7 @@ class WaitingForRateLimits(Promise, about="engine", needs=("limiter",)):
         await api(stage.locks()).try_acquire()
         before = await _waiters(stage, 2, [])
         late = stage.start(api(stage.locks()).acquire(timeout=15))  # as it looks now there is one at 14
-        await stage.until(_so_many_in_line(stage, 2))
+        await stage.until(_waiters_in_turn(stage, 2))
         await _serve(stage, before, start)
         assert await late.result() == (False, 0, 7.0)
         assert stage.clock.now() == start + 14
@@ -80,7 +80,7 @@ class WaitingForRateLimits(Promise, about="engine", needs=("limiter",)):
         await api(stage.locks()).try_acquire()
         before = await _waiters(stage, 3, [])
         late = stage.start(api(stage.locks()).acquire(timeout=15))
-        await stage.until(_so_many_in_line(stage, 3))
+        await stage.until(_waiters_in_turn(stage, 3))
         await _serve(stage, before[:2], start)
         await sleeps_until(stage, start + 21)  # the third has its turn
         await _pass_time(stage, late, before=start + 21)
@@ -187,11 +187,11 @@ async def _waiters(stage: Stage, number: int, order: list[int]) -> list[Actor[An
         if place == 0:
             await sleeps_until(stage, at)
         else:
-            await stage.until(_so_many_in_line(stage, place), f"{place} in line behind the first")
+            await stage.until(_waiters_in_turn(stage, place), f"{place} in the queue behind the first")
     return waiters
 
 
-def _so_many_in_line(stage: Stage, number: int) -> Callable[[], bool]:
+def _waiters_in_turn(stage: Stage, number: int) -> Callable[[], bool]:
     return lambda: stage._waiting() == number
 
 

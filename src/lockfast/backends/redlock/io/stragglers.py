@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+from lockfast._bounded import BoundedDict
 from lockfast._reentry import outside, start_thread
 from lockfast._time import boot_now
 from lockfast.backends.redlock.io.connections import BlockingNodeConnection, ConnectionSet
@@ -28,6 +29,10 @@ _IDLE_S: Final = 60.0  # without a question, after which no unreachable server i
 _INTERVAL_S: Final = 0.02
 
 
+def _none() -> BoundedDict[str, tuple[Callable[[], Verb], float]]:
+    return BoundedDict(MAX_CLEAN_UPS)
+
+
 class CleanUps:
     """What each server could not be sent, by claim. Used by any thread."""
 
@@ -35,28 +40,25 @@ class CleanUps:
         self._members = members
         self._added = added  # called with the node
         self._mutex = threading.Lock()
-        self._by_node: list[dict[str, tuple[Callable[[], Verb], float]]] = [{} for _ in members]
+        self._by_node = [_none() for _ in members]
 
     def add(self, node: int, claim: str, verb: Callable[[], Verb], until: float) -> None:
         with self._mutex:
-            left = self._by_node[node]
-            if len(left) >= MAX_CLEAN_UPS:
-                del left[next(iter(left))]
-            left[claim] = verb, until
+            self._by_node[node][claim] = verb, until
         self._added(node)
 
     def wait_for(self, node: int) -> bool:
         """Whether there are any that are not too late."""
         with self._mutex:
             now, left = boot_now(), self._by_node[node]
-            if left:
-                left = self._by_node[node] = {claim: one for claim, one in left.items() if one[1] > now}
+            for claim in [claim for claim, one in left.items() if one[1] <= now]:
+                del left[claim]
             return bool(left)
 
     def start(self, node: int, transport: Transport, node_timeout: float) -> list[Round]:
         """Send all of them at once. Those that fail are kept for the next time."""
         with self._mutex:
-            left, self._by_node[node] = self._by_node[node], {}
+            left, self._by_node[node] = self._by_node[node], _none()
         rounds = []
         for claim, (verb, until) in left.items():
             verbs = [verb() if each == node else None for each in range(len(self._members))]
