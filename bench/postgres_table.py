@@ -96,7 +96,7 @@ def _many_tasks(server: PostgresServer, setting: Setting) -> list[Finding]:
 
 
 async def _together(cycle: object, times: int) -> float:
-    """Seconds a cycle, while all tasks are at it."""
+    """Seconds a cycle, while all tasks work."""
     loop = asyncio.get_running_loop()
 
     async def repeat(number: int) -> None:

@@ -1,4 +1,4 @@
-"""How late are those whose server hangs, whose wake-up is lost, or whose holder dies?
+"""How late is a caller whose server hangs, whose wake-up is lost, or whose holder dies?
 
 The tests show that these things end, and in which order; how long they take depends on the machine, so it is asked
 here. Each figure is the best of several tries: a busy machine is late now and then, a timer that is too long always is.

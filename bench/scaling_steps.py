@@ -21,7 +21,7 @@ import lockfast
 from bench.scaling_stores import OpenedStore
 from lockfast.aio import AsyncLocks
 
-QUEUED_AT_ONCE: Final = 500  # waiters, before it is checked that they are in line
+QUEUED_AT_ONCE: Final = 500  # waiters, before it is checked that they are in the queue
 TTL_S: Final = 3600.0  # so that no renewal is due while a series lasts
 MAX_PROBES, MIN_PROBES = 200, 3
 _PASSED_ON = 10  # hand-overs that are timed together

@@ -108,7 +108,7 @@ def test_a_waiter_of_another_user_is_handed_the_lock(store: Path) -> None:
     waiter = as_user(DEPLOY, "run", "--system", "nightly", "echo", "mine")
     try:
         listed = ["ls", "--system", "--json"]
-        eventually(lambda: '"waiters": 1' in run(ROOT_AND_GROUP, *listed)[1], "the waiter in line")
+        eventually(lambda: '"waiters": 1' in run(ROOT_AND_GROUP, *listed)[1], "the waiter in the queue")
     finally:
         holder.terminate()
         holder.communicate(timeout=GUARD)

@@ -281,7 +281,7 @@ def test_a_waiter_in_a_loop_that_was_closed_leaves_the_queue(url: str) -> None:
 
         async def main() -> None:
             assert await locks.lock("y").acquire()
-            await until_async(lambda: not others.inspect("x").waiters, "the line to be empty")
+            await until_async(lambda: not others.inspect("x").waiters, "the queue to be empty")
             await locks.close()
 
         asyncio.run(main())

@@ -181,7 +181,7 @@ class Manager(Promise, about="engine"):
         first, second = AwaitedManager(stage), AwaitedManager(stage)
         await first.acquire("shop")
         waiting = [stage.start(second.acquire("shop", blocking=True)) for _ in range(4)]
-        await stage.queue("shop", 1)  # one stands in line for all
+        await stage.queue("shop", 1)  # one waiter stands in the queue for all
         assert not await second.acquire("shop")  # and a caller that only tries gets its answer at once
         await first.release("shop")
         results = [await each.result() for each in waiting]

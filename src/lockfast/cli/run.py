@@ -90,7 +90,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--kill-after", **time, help="from TERM to KILL when the lease is lost (default: ttl/6, at most 5)"
     )
-    parser.add_argument("--holder", help="what others see who ask for the holder (default: host:pid:random)")
+    parser.add_argument("--holder", help="the holder's name, as others see it (default: host:pid:random)")
     parser.add_argument("--metadata", metavar="JSON", type=_json, help="kept with the lock, for `lockfast show`")
     how_loud = parser.add_mutually_exclusive_group()
     how_loud.add_argument("-q", "--quiet", action="store_true", help="say nothing if the lock was not acquired in time")

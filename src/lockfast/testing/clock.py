@@ -104,7 +104,7 @@ class FakeClock:
 
     @property
     def alarms(self) -> list[float]:
-        """When each of those who wait is due."""
+        """When each sleeper is due."""
         with self._mutex:
             return [at for at, id, _ in self._alarms if id in self._set]
 

@@ -24,7 +24,7 @@ class Subject(NamedTuple):
     name: str
     kind: Kind = "lock"
     mode: Mode | None = None  # None: some want it for themselves and some share it
-    limit: int | None = None  # of those who share it
+    limit: int | None = None  # of the claims that share it
     names: tuple[str, ...] = ()  # of "several"
 
 

@@ -226,11 +226,11 @@ class Stage(ABC):
             assert at is not None, "no actor sleeps, and this one is not done"
             assert at <= started + at_most, f"the actor is not done after {at_most:g} seconds of the story's time"
             clock.advance_to(at)
-            await self.until(lambda: actor.done or asleep_again(), "the actor to get up, or to sleep again")
+            await self.until(lambda: actor.done or asleep_again(), "the actor to wake up, or to sleep again")
         return clock.now() - started
 
     async def finish(self, work: Coroutine[Any, Any, T], at_most: float = 5.0) -> T:
-        """Do it to the end, letting time pass, `at_most` so much, while it sleeps."""
+        """Do it to the end, letting `at_most` seconds pass while it sleeps."""
         clock, end = self.clock, self.clock.now() + at_most
         sleepers = clock.sleepers
         actor = self.start(work)

@@ -151,7 +151,7 @@ def test_a_waiter_waits_through_a_jump_backwards_for_a_ttl_at_most(
     started = boot_now()
     assert server.ask(QUEUE_UP) == 0
     server.jump_to(-HOUR)
-    second = take(others, wait=LIMIT_S)  # the first in line is dead, and its place from the future
+    second = take(others, wait=LIMIT_S)  # the first in the queue is dead, and its place from the future
     assert second.fence > lease.fence
     assert boot_now() >= started + TTL_S
 

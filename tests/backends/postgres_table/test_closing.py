@@ -1,4 +1,4 @@
-"""What becomes of those who wait at the lock table, or are being answered, when their `Locks` is closed."""
+"""What becomes of callers that wait at the lock table, or are being answered, when their `Locks` is closed."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_what_cannot_be_taken_back_after_closing_is_tried_once_and_left_to_time(
 
 
 def test_what_arrives_after_it_was_given_up_for_it_is_given_up_again(tmp_path: Path) -> None:
-    """`close` gives up for those who wait, while a request of theirs may be on its way."""
+    """`close` gives up for callers that wait, while a request of theirs may be on its way."""
     claim = Claim(new_claim_id(), Terms("a", "a", "h", 60.0))
 
     async def story(locks: lockfast.Locks) -> None:

@@ -53,7 +53,7 @@ either_mode = pytest.mark.parametrize("pooled", ["transaction", "session"], indi
 
 @pytest.fixture(autouse=True)
 def _never_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But those who cannot be woken do: their timer is another one."""
+    """But waiters that cannot be woken do: their timer is another one."""
     never_poll(monkeypatch)
 
 

@@ -16,7 +16,7 @@ from lockfast.testing.stage import Stage
 
 
 class _Room:
-    """A resource, and those who ask for it."""
+    """A resource, and the claims that ask for it."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage

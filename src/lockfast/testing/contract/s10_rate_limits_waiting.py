@@ -218,11 +218,11 @@ async def _serve(stage: Stage, waiters: list[Actor[Any]], start: float) -> None:
 
 
 async def _let_them_poll_until(stage: Stage, moment: float) -> None:
-    """Alarm by alarm: of those in line, one that is silent for too long would be passed over."""
+    """Alarm by alarm: of the waiters in the queue, one that is silent for too long would be passed over."""
     clock, in_line = stage.clock, stage._waiting()
     while (at := clock.next_alarm) is not None and at < moment:
         clock.advance_to(at)
-        await stage.until(lambda: stage._waiting() == in_line and stage._calm(), "those in line to wait again")
+        await stage.until(lambda: stage._waiting() == in_line and stage._calm(), "the waiters to wait again")
     clock.advance_to(moment)
 
 

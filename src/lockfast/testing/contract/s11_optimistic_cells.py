@@ -338,7 +338,7 @@ class OptimisticCells(Promise, about="store", needs=("cell",)):
 
 
 def _meddling(stage: Stage, other: AsyncCell, seen: list[int], times: float = ALWAYS) -> Callable[[Any], Any]:
-    """Adds one; but while it does, the first so many times, another client writes another number."""
+    """Adds one; but while it does, the first `times` times, another client writes another number."""
 
     async def change(value: int | None) -> int:
         seen.append(value or 0)

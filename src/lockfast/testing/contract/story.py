@@ -112,7 +112,7 @@ def abilities(capabilities: Capabilities) -> frozenset[str]:
 
 
 def lacking(story: object, world: type[Stage], backend_can: frozenset[str]) -> frozenset[str]:
-    """Why the story does not run in that world on a backend that can so much; empty if it is."""
+    """Why the story does not run in that world on a backend with these abilities; empty if it is."""
     needed = needed_by(story)
     of_backend = OF_BOTH | OF_BACKEND
     return (needed - world.can - OF_BACKEND) | ((world.asks | (needed & of_backend)) - backend_can)

@@ -54,7 +54,7 @@ def is_suspect(idle_since: float) -> bool:
 
 
 def probe_within(left: float) -> float | None:
-    """Seconds for a probe before a request that has so much time left; None if the request is sent without."""
+    """Seconds for a probe before a request that has `left` seconds; None if the request is sent without."""
     within = min(MAX_PROBE_S, left * PROBE_SHARE)
     return within if within >= MIN_PROBE_S else None
 

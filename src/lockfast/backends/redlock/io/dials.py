@@ -28,7 +28,7 @@ class Dials:
         self._busy: list[set[object]] = [set() for _ in range(nodes)]  # those of them that connect
 
     def start(self, connections: ConnectionSet, node: int, within: float) -> None:
-        """Make a connection for that set. It has so much time from when its turn comes."""
+        """Make a connection for that set. It has `within` seconds from when its turn comes."""
         connections.dialling[node] = None  # not begun
         self._asked[node].append((connections, within))
         worker, started = object(), False
