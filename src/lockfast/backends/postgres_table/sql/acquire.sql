@@ -294,7 +294,7 @@ BEGIN
             RETURN IN_USE;
         END IF;
     END IF;
-    -- In the usual case no other claim holds, waits or observes. The clock is read only here: the call may have waited for
+    -- Fast path of hand_over: no other claim holds, waits or observes. The clock is read only here: the call may have waited for
     -- a lock. A claim with an address comes from a client that has seen another claim.
     IF p_address IS NULL THEN
         INSERT INTO @.distributed_locks AS held

@@ -12,7 +12,7 @@ DECLARE
     v_next record;
     v_ours text[];
 BEGIN
-    -- In the usual case it holds alone: then the name has no holder afterwards.
+    -- Fast path of hand_over: it holds alone, so the name has no holder afterwards.
     DELETE FROM @.distributed_locks
         WHERE lock_name = p_name AND namespace = p_ns AND slot = 0 AND claim = p_claim AND mode = 'exclusive'
           AND NOT ended AND expires_at > p_now AND p_linger = 0

@@ -3,8 +3,8 @@
 -- its answer is null. So no two of these can wait for each other either. With p_patience all are for one name, and that
 -- is waited for: so any number of requests for one locked name occupies only one server process. A row is waited for
 -- briefly: a renewal locks rows without their names, and is soon done. If another transaction keeps a row locked, the
--- batch fails, and each request is sent alone. The usual cases are done for all names at once; whatever is unusual is
--- done one by one.
+-- batch fails, and each request is sent alone. Fast path of hand_over: a claim that holds alone, or finds a free name, is
+-- done together with all others of its kind; whatever is unusual is done one by one.
 CREATE OR REPLACE FUNCTION @.lockfast_many(
     r_ns text[], r_names text[], r_claims text[], r_lingers double precision[], r_successors text[], r_ours text[],
     a_ns text[], a_names text[], a_claims text[], a_holders text[], a_ttls double precision[], a_modes text[],
