@@ -122,7 +122,7 @@ class TestReplicas(Anywhere):
         patience = sooner(monkeypatch)
         with Proxy(self.primary) as proxy:
             self.where = proxy.url
-            locks = stage.locks()
+            locks = stage.locks(patience=HOUR)
             assert await (await locks.lock("ready").take()).release()
             proxy.forsake()
             started = boot_now()

@@ -116,11 +116,13 @@ class TestStandsStill(OnAServer):
 
 
 class TestLeadsNowhere(OnAServer):
+    """With a patience of an hour: a request that spends all of its time on a dead connection fails."""
+
     async def test_a_connection_that_died_unnoticed_costs_a_part_of_wait_and_not_the_lock(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         patience = sooner(monkeypatch)
-        locks = await self.ready(stage)
+        locks = await self.ready(stage, patience=HOUR)
         self.proxy.forsake()
         started = boot_now()
         lease = await locks.lock("x", wait=LIMIT_S).take()
@@ -130,7 +132,7 @@ class TestLeadsNowhere(OnAServer):
     async def test_connections_that_died_unnoticed_are_not_tried_one_after_another(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        locks = await self.ready(stage)
+        locks = await self.ready(stage, patience=HOUR)
         await self._many_connections(stage, locks)
         sooner(monkeypatch, 0.1)
         self.proxy.forsake()
@@ -150,7 +152,7 @@ class TestLeadsNowhere(OnAServer):
     async def test_a_renewal_that_meets_a_dead_connection_is_repeated_on_a_new_one(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        locks = await self.ready(stage)
+        locks = await self.ready(stage, patience=HOUR)
         await self._many_connections(stage, locks)
         lease = await locks.lock("x", ttl=HOUR).take()
         sooner(monkeypatch, 0.1)
