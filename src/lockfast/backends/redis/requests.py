@@ -14,6 +14,7 @@ import string
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from itertools import chain
 from typing import Final, NamedTuple
 from urllib.parse import quote
@@ -54,23 +55,26 @@ _CONSTANTS: Final[dict[str, int | str]] = {
 }
 
 
+@cache
+def _scripts(package: str) -> Traversable:
+    return files(f"lockfast.backends.{package}") / "scripts"
+
+
+@cache
 def _text(name: str) -> str:
     """A script as in its file, with the parts that it shares with others ("--@part") put in.
 
     "acquire" is one of ours, "redlock/vote_quick" is another package's.
     """
     package, _, script = name.rpartition("/")
-    text = (files(f"lockfast.backends.{package or 'redis'}") / "scripts" / f"{script}.lua").read_text()
+    text = (_scripts(package or "redis") / f"{script}.lua").read_text()
     return re.sub(r"^--@(\w+)$", lambda part: _text(part[1]), text, flags=re.MULTILINE)
 
 
 @cache
 def source(name: str) -> str:
     """The text of a script as it is sent: its constants are put in."""
-    text = _text(name)
-    for constant, value in _CONSTANTS.items():
-        text = re.sub(rf"\b{constant}\b", str(value), text)
-    return text
+    return re.sub(r"\b[A-Z_]+\b", lambda word: str(_CONSTANTS.get(word[0], word[0])), _text(name))
 
 
 @cache
