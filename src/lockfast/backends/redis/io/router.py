@@ -359,10 +359,8 @@ class RedisDriver:
         questions = command("INFO", "memory") + command("INFO", "replication")
         facts = facts_in(await self._connections.ask(address, questions, 2, within))
         if facts.get("role") == "slave" and type(self.endpoint) is RedisEndpoint:
-            self._connections.drop(address)  # behind a load balancer the next connection may lead to the primary
-            raise unavailable(
-                self.endpoint.name, "is a read-only replica: locks are kept on the primary", transient=False
-            )
+            self._connections.drop(address)  # in a failover the next connection may lead to the primary
+            raise unavailable(self.endpoint.name, "is a read-only replica: locks are kept on the primary")
         policy = facts.get("maxmemory_policy", "noeviction")
         greeted = self._greeted  # another task may have, meanwhile
         self._greeted, self._direct = True, self._map is None
