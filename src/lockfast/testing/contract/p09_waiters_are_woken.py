@@ -261,8 +261,12 @@ class WaitersAreWoken(Promise, about="store"):
         assert isinstance(await verbs.acquire(short, enqueue=False, within=5), Grant)
         for claim in (first, second):
             assert isinstance(await verbs.acquire(claim, enqueue=True, within=5), Busy)
+        observer = stage.claim("gate")
+        (before,) = (await verbs.observe(observer, after=0, within=5)).changes
         stage.clock.advance(3)
         await verbs.abandon(first, within=5)
+        changes = (await verbs.observe(observer, after=before.number, within=5)).changes
+        assert [change.holder is None for change in changes] == [True, False], "an end, and one grant"
         assert [each.claim_id for each in (await stage.info("gate")).holders] == [second.id]
         (fence,) = await stage.fences("gate")
         assert isinstance(again := await verbs.acquire(second, enqueue=True, within=5), Grant)

@@ -158,6 +158,7 @@ class RedisEndpoint:
         except BaseException:
             connection.disconnect()
             raise
+        connection.before_first_byte = None  # redis-py may have sent nothing that the server has to answer
         return connection
 
     def _second_tries(self, where: Address) -> SecondTries:
