@@ -17,7 +17,7 @@ SOON_S = 0.1  # seconds
 
 @contextmanager
 def impatient(locks: Any, seconds: float = SOON_S) -> Iterator[None]:
-    """Meanwhile these locks, of either world, give up after so many seconds what cannot be asked for."""
+    """Meanwhile these locks, of either world, give up after that many seconds what cannot be asked for."""
     engine = getattr(locks, "raw", locks)._logic.engine
     before, engine.patience = engine.patience, seconds
     try:

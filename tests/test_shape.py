@@ -1,6 +1,6 @@
 """The house keeps its shape: who may import whom, and the habits that keep the two worlds honest.
 
-Decides: which room may know of which, in one table, and what no file may contain. Each rule is a function from
+Decides: which layer may know of which, in one table, and what no file may contain. Each rule is a function from
 parsed modules to a list of offences, and each is tried on a planted offence below, because a check that cannot
 fail is not a check.
 """
@@ -75,9 +75,9 @@ PACKAGES: dict[str, set[str]] = {
     "backends.postgres_advisory": _BELOW_BACKENDS | {"backends.postgres_advisory.io", "backends.postgres.io"},
 }
 
-# Each room, and the rooms that it may import besides itself. A file belongs to the longest room that fits it; ""
+# Each layer, and the layers that it may import besides itself. A file belongs to the longest layer that fits it; ""
 # is the package's own `__init__`.
-ROOMS: dict[str, set[str]] = {
+LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "_info": set(),
     "_model": {"_info"},
@@ -116,7 +116,7 @@ ROOMS: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 
-# Libraries that only some rooms may import: clients of a technology, and what an extra brings.
+# Libraries that only some layers may import: clients of a technology, and what an extra brings.
 LIBRARIES: dict[str, set[str]] = {
     "backends.sqlite.io": {"sqlite3"},
     "backends.redis.io": {"redis", "hiredis"},
@@ -149,14 +149,14 @@ class Module:
         return self._parsed[1]
 
     @property
-    def room(self) -> str:
-        return room_of(self.name)
+    def layer(self) -> str:
+        return layer_of(self.name)
 
 
 @cache
-def room_of(name: str) -> str:
-    fitting = [room for room in ROOMS if name == room or (room and name.startswith(room + "."))]
-    return max(fitting, key=len) if fitting else f"{name} (in no room)"
+def layer_of(name: str) -> str:
+    fitting = [layer for layer in LAYERS if name == layer or (layer and name.startswith(layer + "."))]
+    return max(fitting, key=len) if fitting else f"{name} (in no layer)"
 
 
 def read_all() -> dict[str, Module]:
@@ -208,11 +208,11 @@ def _outermost(tree: ast.Module) -> Iterator[ast.stmt]:
 def upward_imports(modules: dict[str, Module]) -> list[str]:
     offences = []
     for module in modules.values():
-        allowed = ROOMS.get(module.room, set()) | {module.room}
+        allowed = LAYERS.get(module.layer, set()) | {module.layer}
         for name in imported(module):
             if name.split(".")[0] == "lockfast":
-                room = room_of(name.removeprefix("lockfast").removeprefix("."))
-                if room not in allowed:
+                layer = layer_of(name.removeprefix("lockfast").removeprefix("."))
+                if layer not in allowed:
                     offences.append(f"{module.name or 'lockfast'} imports {name}")
     return offences
 
@@ -221,7 +221,7 @@ def foreign_imports(modules: dict[str, Module]) -> list[str]:
     offences = []
     everywhere = set(sys.stdlib_module_names) - {"sqlite3"} | {"lockfast"}
     for module in modules.values():
-        allowed = everywhere | LIBRARIES.get(module.room, set())
+        allowed = everywhere | LIBRARIES.get(module.layer, set())
         for name in imported(module):
             if name.split(".")[0] not in allowed:
                 offences.append(f"{module.name or 'lockfast'} imports {name}")
@@ -276,7 +276,7 @@ def verbs_that_take_their_time(modules: dict[str, Module]) -> list[str]:
     return [
         f"{module.name}:{node.lineno} {node.name} does not use its `within`"
         for module in modules.values()
-        if module.room in PACKAGES and module.room != "backends.memory"
+        if module.layer in PACKAGES and module.layer != "backends.memory"
         for node in module.nodes
         if isinstance(node, ast.AsyncFunctionDef) and any(one.arg == "within" for one in node.args.kwonlyargs)
         if not isinstance(node.body[-1], ast.Raise | ast.Expr)
@@ -310,7 +310,7 @@ def calls_outside_cli(*forbidden: str) -> Callable[[dict[str, Module]], list[str
         return [
             f"{module.name}:{node.lineno} calls {called}"
             for module in modules.values()
-            if module.room != "cli"
+            if module.layer != "cli"
             for node in module.nodes
             if isinstance(node, ast.Call)
             and (called := ast.unparse(node.func))
@@ -329,7 +329,7 @@ def values_shown_in_full(modules: dict[str, Module]) -> list[str]:
     return [
         f"{module.name}:{part.lineno} shows {ast.unparse(part.value)} by its repr"
         for module in modules.values()
-        if module.room != "testing"
+        if module.layer != "testing"
         for node in module.nodes
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
         if ast.unparse(node.exc.func) in ("ValueError", "TypeError")
@@ -354,7 +354,7 @@ def threads_that_are_not_marked(modules: dict[str, Module]) -> list[str]:
     return [
         f"{module.name}:{node.lineno} starts a thread by itself"
         for module in modules.values()
-        if module.room not in ("_reentry", "testing", "cli")
+        if module.layer not in ("_reentry", "testing", "cli")
         for node in module.nodes
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("threading.Thread", "Thread")
     ]
@@ -365,7 +365,7 @@ def endings_that_cannot_be_put_off(modules: dict[str, Module]) -> list[str]:
     return [
         f"{module.name}:{call.lineno} drives an ending that cannot be put off"
         for module in modules.values()
-        if module.name == "sync" or module.room == "_facades"
+        if module.name == "sync" or module.layer == "_facades"
         for node in module.nodes
         for call in _driven(node)
         if len(call.args) != 3
@@ -499,14 +499,14 @@ def _unexplained(kind: type) -> Iterator[str]:
 
 
 def test_every_file_lives_in_a_room() -> None:
-    assert [name for name, module in MODULES.items() if module.room not in ROOMS] == []
+    assert [name for name, module in MODULES.items() if module.layer not in LAYERS] == []
 
 
-def test_the_table_of_rooms_points_downwards_only() -> None:
+def test_the_table_of_layers_points_downwards_only() -> None:
     order: list[str] = []
-    while len(order) < len(ROOMS):
-        free = [room for room, below in ROOMS.items() if room not in order and below <= set(order)]
-        assert free, f"these rooms may import each other: {sorted(ROOMS.keys() - set(order))}"
+    while len(order) < len(LAYERS):
+        free = [layer for layer, below in LAYERS.items() if layer not in order and below <= set(order)]
+        assert free, f"these layers may import each other: {sorted(LAYERS.keys() - set(order))}"
         order += free
 
 
@@ -703,7 +703,7 @@ def test_what_is_allowed_is_not_an_offence() -> None:
 
 
 def test_a_file_in_no_room_is_noticed() -> None:
-    assert room_of("leftovers.misc") not in ROOMS
+    assert layer_of("leftovers.misc") not in LAYERS
 
 
 class _Thing:

@@ -19,7 +19,7 @@ from tests.parsing import collector_at_rest, nodes_of
 
 TESTS = Path(__file__).parent
 STORIES = TESTS.parent / "src" / "lockfast" / "testing" / "contract"
-LEAST_S = 30.0  # seconds: what a test waits for in earnest is given at least so much time
+LEAST_S = 30.0  # seconds: what a test waits for in earnest is given at least that much time
 
 CLOCKS = {"monotonic", "perf_counter", "process_time", "boot_now", "time"}
 WAITS = {"join", "result", "communicate", "wait", "wait_for", "timeout", "notifies", "get_message"}

@@ -53,7 +53,7 @@ def queued(locks: lockfast.Locks) -> Callable[[str, int], None]:
 
 @pytest.fixture
 def waiting(locks: lockfast.Locks) -> Callable[[str, int], None]:
-    """Return once so many wait for the name."""
+    """Return once that many wait for the name."""
 
     def waiting(name: str, number: int) -> None:
         until(lambda: locks.inspect(name).waiters == number, f"{number} to wait for {name!r}")

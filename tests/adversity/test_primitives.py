@@ -24,7 +24,7 @@ Employ = Callable[..., list[Worker]]
 
 @pytest.fixture
 def employ(url: str) -> Iterator[Employ]:
-    """Start so many processes on the test's store, and let them begin together."""
+    """Start that many processes on the test's store, and let them begin together."""
     workers: list[Worker] = []
 
     def employ(number: int, job: str, *numbers: float) -> list[Worker]:

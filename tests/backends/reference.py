@@ -169,7 +169,7 @@ class Resource:
         self.settle(now)
 
     def observe(self, claim: Claim, known: int | None, now: float) -> list[Event] | None:
-        """The changes after so many; None if the observer has to begin with what is true now."""
+        """The changes after that many; None if the observer has to begin with what is true now."""
         watched = claim.id in self.watched_until
         self.watched_until[claim.id] = now + PRESENCE_S
         return self.history[known:] if watched and known is not None else None

@@ -123,7 +123,7 @@ class Waiting:
 
 class Fresh(NamedTuple):
     url: Callable[[], str]  # of a store of its own each time
-    step: int = 1  # of so many instructions one is tried
+    step: int = 1  # of that many instructions one is tried
 
 
 @pytest.fixture(

@@ -57,7 +57,7 @@ def in_a_thread(work: Callable[[], object]) -> None:
 
 
 def here(above: int = 0) -> str:
-    """The file and the line of the caller, so many lines further up."""
+    """The file and the line of the caller, that many lines further up."""
     frame = inspect.stack()[1]
     return f"{frame.filename}:{frame.lineno - above}"
 

@@ -35,7 +35,7 @@ class Clock:
         }
 
     def set(self, seconds: float) -> None:
-        """From now on it is so many seconds ahead of ours, or behind."""
+        """From now on it is that many seconds ahead of ours, or behind."""
         fresh = self._offset.with_suffix(".new")
         fresh.write_text(f"{seconds:+f}")
         fresh.replace(self._offset)  # at once: it must never read half of it
@@ -62,7 +62,7 @@ class JumpyServer(Server):
         super().__init__(*args, env=self._clock.settings)
 
     def jump_to(self, seconds: float) -> None:
-        """From now on its clock is so many seconds ahead of ours, or behind."""
+        """From now on its clock is that many seconds ahead of ours, or behind."""
         self._clock.set(seconds)
         # Keys expire by a clock that it reads only now and then, so that may follow a little later.
         until(lambda: abs(self._ahead() - seconds) < 60, f"a clock that is {seconds:g} s ahead")

@@ -20,7 +20,7 @@ from tests.servers.postgres import PostgresServer, ReachablePostgres
 from tests.servers.postgres_programs import NEWEST
 
 DATABASES = (
-    4  # of each process; so many of its tests later a database is used again, after its last users were thrown out
+    4  # of each process; that many of its tests later a database is used again, after its last users were thrown out
 )
 # For pg_locks, which shows the whole server.
 HERE = "database = (SELECT oid FROM pg_database WHERE datname = current_database())"

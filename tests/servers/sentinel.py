@@ -34,7 +34,7 @@ _FAST = {
 
 
 class Watched(Group):
-    """One primary, one replica, and so many Sentinels of one mind."""
+    """One primary, one replica, and that many Sentinels of one mind."""
 
     def __init__(self, sentinels: int = 3, *, shared: bool = False) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from tests.servers.group import Group
 from tests.servers.sentinel import Watched
 from tests.servers.server import HOST, Reachable, Server
 
-DATABASES = 1000  # so many tests later a database is used again; its earlier users have long ended
+DATABASES = 1000  # that many tests later a database is used again; its earlier users have long ended
 NODES = 5  # Valkey servers: the first serves the tests of one server, and all of them are nodes of quorums
 
 

@@ -56,7 +56,7 @@ async def until_async(condition: Callable[[], Any], what: str = "", *, despite: 
 
 
 async def moment(seconds: float) -> None:
-    """Let so much time pass, at least. Only to vary at which point of its work something is interrupted."""
+    """Let that much time pass, at least. Only to vary at which point of its work something is interrupted."""
     await asyncio.sleep(seconds)
 
 

@@ -32,7 +32,7 @@ def request_of(verb: str) -> bytes:
 
 
 def sooner(patch: pytest.MonkeyPatch, seconds: float = 0.5) -> float:
-    """A connection that falls silent is given up after so many seconds instead of one."""
+    """A connection that falls silent is given up after that many seconds instead of one."""
     patch.setattr(resp, "SUSPECT_AFTER_S", seconds)
     return seconds
 
@@ -89,5 +89,5 @@ class OnAServer(Promise):
         return lambda: self.truth(stage, name) == LockInfo(name)
 
     async def waiting(self, stage: Stage, name: str, number: int = 1) -> None:
-        """Until so many wait for it."""
+        """Until that many wait for it."""
         await stage.until(lambda: self.truth(stage, name).waiters == number, f"{number} to wait for {name!r}")

@@ -31,7 +31,7 @@ def server() -> Iterator[Server]:
 
 
 def ask_together(locks: lockfast.Locks, server: Server) -> None:
-    """Each of so many threads has a request under way at the same moment."""
+    """Each of that many threads has a request under way at the same moment."""
     engine: Any = locks._logic.engine
     server.pause()
     threads = [

@@ -1,4 +1,4 @@
-"""`replicas=n`: a lock counts once so many replicas have it. What is not confirmed is taken back, or not believed."""
+"""`replicas=n`: a lock counts once that many replicas have it. What is not confirmed is taken back, or not believed."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Workers:
         self.holds.append(Hold(name, lease.holder, lease.fence, start, end, claim_id=lease.claim_id))
 
     def more(self, number: int) -> None:
-        """Until so many more holds have ended."""
+        """Until that many more holds have ended."""
         goal = len(self.holds) + number
         until(lambda: len(self.holds) >= goal or self.errors, f"hold {goal} of the workers")
         assert not self.errors

@@ -24,7 +24,7 @@ class Dials:
         self.ends = [socket.socketpair() for _ in range(3)]
         self.begun = 0
         self.closed: list[int] = []
-        self.says: dict[int, list[tuple[int, bytes]]] = {}  # when so many have begun: what which server says
+        self.says: dict[int, list[tuple[int, bytes]]] = {}  # when that many have begun: what which server says
 
     def make(self) -> Steps:
         ours = self.ends[self.begun][0]

@@ -237,7 +237,7 @@ def test_an_expired_hold_does_not_hide_the_rest_whatever_its_ttl(
         assert locks.lock("x", ttl=60, renew=False).acquire()
         over = "UPDATE older.distributed_locks SET ttl = %s::interval, expires_at = now() - interval '1 second'"
         peer.execute(over, (ttl,))
-        peer.execute("SELECT older.lockfast_sweep(clock_timestamp())")  # as every so many grants of any name do
+        peer.execute("SELECT older.lockfast_sweep(clock_timestamp())")  # as one of many grants of any name does
         assert peer.execute("SELECT count(*) FROM older.distributed_locks").fetchone() == (0,)
         peer.execute("SELECT older.lockfast_acquire('', 'x', 'c', 'h', 60)")
         peer.execute(over, (ttl,))

@@ -164,7 +164,7 @@ def test_a_server_that_restarted_is_excluded_for_one_ttl(quorum: Quorum, monkeyp
         with pytest.raises(BackendUnavailable, match="has just started and is excluded"):
             locks.lock("x", ttl=600, wait=LIMIT_S).acquire()
     with lockfast.connect(quorum.url(f"node_timeout={LIMIT_S}")) as locks:
-        older = 60.0  # so much time has passed
+        older = 60.0  # that much time has passed
         for _ in range(6):  # the first time asks otherwise than the last
             with locks.lock("y", ttl=60, wait=LIMIT_S) as lease:
                 assert lease.held
