@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from lockfast._model import MAX_POSITION, PRESENCE_S, Busy, Claim, Grant, poll_after
 from lockfast.backends.sqlite import backend as sqlite
 from lockfast.backends.sqlite import schema
+from lockfast.backends.sqlite.io.datagrams import open_inbox
 from lockfast.backends.sqlite.io.driver import SqliteTransaction
 from lockfast.backends.sqlite.io.host import this_host
 from lockfast.backends.wakeups.blocking import BlockingWakeups
@@ -21,21 +23,25 @@ FEW, MANY = 2 * MAX_POSITION, 20 * MAX_POSITION
 
 
 class Counted:
-    """A store in which SQLite counts the instructions of its statements."""
+    """A store in which SQLite counts the instructions of its statements. Without inboxes all waiters confirm."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, inboxes: bool = False) -> None:
         self._db = sqlite3.connect(path, isolation_level=None)
-        self._inbox = BlockingWakeups(None)
-        self._instructions = 0
+        self._inbox = BlockingWakeups(None, partial(open_inbox, path) if inboxes else None)
+        self._instructions = self._statements = 0
         self._now = this_host().now()  # it stands still
         self.run(schema.SCHEMA.prepare)
         self.holder = claim_on("x")
         assert isinstance(self.run(sqlite._acquire, self.holder, False), Grant)
 
     def run(self, step: Callable[..., Any], *args: Any) -> Any:
-        transaction = SqliteTransaction(self._db.execute, this_host(), self._inbox)
+        transaction = SqliteTransaction(self._execute, this_host(), self._inbox)
         transaction.now = self._now
         return step(transaction, *args)
+
+    def _execute(self, *args: Any) -> sqlite3.Cursor:
+        self._statements += 1
+        return self._db.execute(*args)
 
     def enqueue(self, waiters: int) -> list[Claim]:
         claims = [claim_on("x") for _ in range(waiters)]
@@ -50,18 +56,32 @@ class Counted:
         self._db.set_progress_handler(None, 1)
         return self._instructions
 
+    def statements(self, step: Callable[..., Any], *args: Any) -> int:
+        self._statements = 0
+        self.run(step, *args)
+        return self._statements
+
     def _count(self) -> int:
         self._instructions += 1
         return 0
 
     def close(self) -> None:
         self._db.close()
+        self._inbox.close()
 
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     monkeypatch.setattr(schema, "SWEEP_EVERY", 1 << 62)  # a sweep reads all names, and belongs to none of these steps
     store = Counted(tmp_path / "locks.db")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def handing_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
+    monkeypatch.setattr(schema, "SWEEP_EVERY", 1 << 62)
+    store = Counted(tmp_path / "another.db", inboxes=True)
     yield store
     store.close()
 
@@ -82,11 +102,20 @@ def costs(store: Counted, waiting: list[Claim]) -> dict[str, int]:
     return found
 
 
-def test_no_step_reads_more_for_each_waiter_of_its_name(store: Counted) -> None:
-    waiting = store.enqueue(FEW)
-    few = costs(store, waiting)
-    waiting += store.enqueue(MANY - FEW)
-    assert costs(store, waiting) == few
+def test_no_step_reads_more_for_each_waiter_of_its_name(store: Counted, handing_over: Counted) -> None:
+    for one in (store, handing_over):
+        waiting = one.enqueue(FEW)
+        few = costs(one, waiting)
+        waiting += one.enqueue(MANY - FEW)
+        assert costs(one, waiting) == few
+
+
+def test_a_hand_over_takes_few_statements(handing_over: Counted) -> None:
+    """Two transactions for each: a release, and the acquire of a claim that has to wait."""
+    (waiter,) = handing_over.enqueue(1)
+    assert handing_over.statements(sqlite._acquire, claim_on("x"), True) == 3
+    assert handing_over.statements(sqlite._release, handing_over.holder, 0.0, "") == 4
+    assert isinstance(handing_over.run(sqlite._acquire, waiter, False), Grant), "it was made the holder by that"
 
 
 def test_a_waiter_behind_many_polls_as_rarely_as_one_far_behind(store: Counted) -> None:

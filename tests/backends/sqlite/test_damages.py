@@ -106,6 +106,20 @@ def test_reading_what_is_no_text_waits_for_no_writer_and_ends(locks: Locks, stor
             assert again.release()
 
 
+# A damaged hold beside a sound one
+
+
+@pytest.mark.parametrize("change", ["waiting = 7", "waiting = 'no'", "waiting = -1", "mode = 'both'"])
+def test_a_claim_does_not_wait_for_a_sound_hold_beside_a_damaged_one(
+    locks: Locks, store: damages.SqliteStore, change: str
+) -> None:
+    hold(locks)
+    hold(locks, "y")
+    store.execute(f"UPDATE claims SET key = 'x', {change} WHERE key = 'y'")
+    with pytest.raises(BackendUnavailable, match="damaged"):
+        locks.lock("x", wait=0).acquire()
+
+
 # Other hosts, and the store's own row
 
 

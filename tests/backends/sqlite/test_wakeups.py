@@ -19,7 +19,8 @@ import pytest
 
 import lockfast
 from lockfast._ids import new_claim_id
-from lockfast._model import Claim, Terms, poll_after
+from lockfast._model import Claim, Grant, Terms, poll_after
+from lockfast._records import LARGEST_NUMBER
 from lockfast._values import NS_PER_S, Pacer
 from lockfast._worlds import World, drive
 from lockfast._worlds.asyncio_ import AsyncioWorld
@@ -29,7 +30,7 @@ from lockfast.backends.sqlite.io.asyncio_ import AsyncioSqliteWakeups
 from lockfast.backends.sqlite.io.datagrams import DatagramInbox, DatagramSender, open_inbox
 from lockfast.backends.sqlite.io.driver import open_driver
 from lockfast.backends.sqlite.schema import SCHEMA
-from lockfast.backends.wakeups import WAKE_ALL
+from lockfast.backends.wakeups import WAKE_ALL, write_wake_up
 from lockfast.backends.wakeups.blocking import BlockingWakeups
 from lockfast.backends.wakeups.flood_guard import COST_OF_WAKE_ALL, IN_VAIN, FloodGuard
 from lockfast.testing import FakeClock
@@ -159,13 +160,78 @@ def test_in_a_store_of_several_users_any_process_that_knows_a_claim_can_wake_it(
     play: Play, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(datagrams, "_users_of", lambda store: frozenset({os.getuid() + 1}))
-    store.chmod(0o660)
-    store.parent.chmod(0o2770)
+    share(store)
 
     async def story(wakeups: Wakeups) -> None:
         claim = a_claim()
         send(wakeups.expect(claim), claim.id)
         assert await wakeups.wait(claim, LIMIT_S)
+
+    play(story)
+
+
+# Whose grants count
+
+GRANT = Grant(8, 5.0)
+
+
+def is_woken_with(wakeups: Wakeups, claim: Claim, limit_s: float = LIMIT_S) -> Coroutine[Any, Any, bool | Grant]:
+    send(wakeups.expect(claim), write_wake_up(claim.id, GRANT))
+    return wakeups.wait(claim, limit_s)
+
+
+def share(store: Path) -> None:
+    store.chmod(0o660)
+    store.parent.chmod(0o2770)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_grant_counts_if_our_own_user_sent_it(play: Play, store: Path, shared: bool) -> None:
+    if shared:
+        share(store)
+
+    async def story(wakeups: Wakeups) -> None:
+        assert await is_woken_with(wakeups, a_claim()) == (GRANT if ABSTRACT_SOCKETS.is_here or not shared else True)
+
+    play(story)
+
+
+@ABSTRACT_SOCKETS.needed
+def test_a_grant_of_a_user_who_may_be_unable_to_write_the_store_is_a_hint(
+    play: Play, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user outside of the group knows the claims of a store that all can read, and can send to any inbox."""
+    monkeypatch.setattr(datagrams, "_users_of", lambda store: frozenset({os.getuid() + 1}))
+    share(store)
+
+    async def story(wakeups: Wakeups) -> None:
+        assert await is_woken_with(wakeups, a_claim()) is True
+
+    play(story)
+
+
+@ABSTRACT_SOCKETS.needed
+def test_a_grant_of_a_user_who_cannot_write_the_store_does_not_even_wake(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datagrams, "_users_of", lambda store: frozenset({os.getuid() + 1}))
+
+    async def story(wakeups: Wakeups) -> None:
+        assert not await is_woken_with(wakeups, a_claim(), BRIEFLY_S)
+
+    play(story)
+
+
+@ABSTRACT_SOCKETS.needed
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_grant_of_nobody_is_a_hint(play: Play, store: Path, monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
+    """The kernel reports nobody's uid for each user outside of our user namespace."""
+    monkeypatch.setattr(datagrams, "_NOBODY", os.getuid())
+    if shared:
+        share(store)
+
+    async def story(wakeups: Wakeups) -> None:
+        assert await is_woken_with(wakeups, a_claim()) is True
 
     play(story)
 
@@ -213,10 +279,17 @@ def test_nothing_is_sent_to_an_abstract_socket_that_is_no_inbox() -> None:
                 log.recv(100)
 
 
-def test_nothing_but_a_claim_is_sent(store: Path) -> None:
-    inbox = DatagramInbox(store)
-    send(inbox.address, "rm -rf /", "*", new_claim_id() + "\n", "")
+def test_nothing_but_a_wake_up_is_sent(store: Path) -> None:
+    inbox, claim = DatagramInbox(store), new_claim_id()
+    send(inbox.address, "rm -rf /", "*", claim + "\n", "", f"{claim} 8", f"{claim} 8 -5", f"{claim} 8 {'9' * 17}")
     assert inbox.read() == []
+    inbox.close()
+
+
+def test_the_longest_wake_up_arrives_whole(store: Path) -> None:
+    inbox, longest = DatagramInbox(store), write_wake_up(new_claim_id(), Grant(LARGEST_NUMBER, 9e9))
+    send(inbox.address, longest)
+    assert inbox.read() == [longest]
     inbox.close()
 
 
@@ -238,20 +311,22 @@ def test_an_inbox_that_is_a_file_cannot_be_reached_by_other_users_and_leaves_not
     inbox, claim = DatagramInbox(store), new_claim_id()
     folder = Path(inbox.address).parent
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    send(inbox.address, claim)
-    assert inbox.read() == [claim]
+    send(inbox.address, write_wake_up(claim, GRANT))
+    assert inbox.read() == [write_wake_up(claim, GRANT)]
     inbox.close()
     assert not folder.exists()
 
 
 @pytest.mark.usefixtures("files")
 def test_an_inbox_that_is_a_file_can_be_reached_by_users_of_a_shared_store(store: Path) -> None:
-    store.chmod(0o660)
-    store.parent.chmod(0o2770)
+    share(store)
     inbox = DatagramInbox(store)
     file = Path(inbox.address)
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o711, "it cannot be listed"
     assert stat.S_IMODE(file.stat().st_mode) == 0o666
+    claim = new_claim_id()
+    send(inbox.address, write_wake_up(claim, GRANT))
+    assert inbox.read() == [claim], "a grant is a hint, because nothing says who sent it"
     inbox.close()
 
 

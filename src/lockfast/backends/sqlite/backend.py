@@ -15,13 +15,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice, takewhile
 from math import inf
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from lockfast._bounded import BoundedSet
 from lockfast._model import (
     EXCLUSIVE,
     MAX_POLL_S,
-    MAX_POSITION,
     MAX_TTL_S,
     PRESENCE_S,
     SHARED,
@@ -42,92 +41,65 @@ from lockfast._refusals import limit_mismatch
 from lockfast._values import Booked, Rate, Stored, Write, Written
 from lockfast.backends.sqlite import values
 from lockfast.backends.sqlite.io.driver import VERSION, SqliteDriver, SqliteTransaction, Step, T
-from lockfast.backends.sqlite.resource import OF_HOLDER, OF_WAITER, SOUND_WAITER, ClaimRow, SqliteResource, hand_over
-from lockfast.backends.sqlite.schema import HOLDS, STORE, check_boot, count, count_on, is_void, no_store
+from lockfast.backends.sqlite.queue import (
+    SOUND_WAITER,
+    behind_one_hold,
+    enqueue,
+    grant_waiter,
+    hand_over,
+    insert,
+    own_place,
+    position_of,
+)
+from lockfast.backends.sqlite.resource import OF_HOLDER, ClaimRow, SqliteResource
+from lockfast.backends.sqlite.schema import HOLDS, STORE, check_boot, count, is_void, no_store
 
 MAX_LISTED_AT_ONCE = 100  # keys, in one transaction of half a millisecond: an event loop stops meanwhile
 MAX_CONTENDED: Final = 4096  # names
 _FIRST: Final = "\0"  # before every key; appended to a key, it gives the first possible key after that one
 
 
-class _QueuePosition(NamedTuple):
-    """The position of a claim in the queue."""
-
-    place: int | None  # its number in the queue; None if it does not wait, or its presence has run out
-    ahead: int  # waiters before it, without those whose reservation lapsed; `MAX_POSITION` at most
-    unserved: bool  # whether one of all of these has no reservation
-
-
-_AHEAD: Final = f"FROM claims WHERE key = :key AND waiting = 1 AND lapsed = 0 AND {SOUND_WAITER} AND place < :place"
-
-
-def _position_of(t: SqliteTransaction, claim: Claim, waits: bool) -> _QueuePosition:
-    place = None
-    if waits:
-        mine = f"SELECT place FROM claims WHERE claim = :claim AND waiting = 1 AND {SOUND_WAITER}"
-        (place,) = t.execute(mine, {"claim": claim.id, "now": t.now}).fetchone() or (None,)
-    facts = {"key": claim.terms.key, "now": t.now, "place": 1 << 62 if place is None else place}
-    ahead, unserved = t.execute(
-        f"SELECT count(*), count(*) > count(reserved_until) FROM (SELECT reserved_until {_AHEAD} LIMIT {MAX_POSITION})",
-        facts,
-    ).fetchone()
-    if ahead == MAX_POSITION and not unserved:  # of a semaphore for many: one behind them may wait
-        (unserved,) = t.execute(f"SELECT EXISTS (SELECT 1 {_AHEAD} AND reserved_until IS NULL)", facts).fetchone()
-    return _QueuePosition(place, ahead, bool(unserved))
+_TAKEN: Final = f"SELECT holder, counter, EXISTS (SELECT 1 FROM claims WHERE key = ?) FROM claims WHERE {STORE}"
 
 
 # The verbs, each a step of one transaction
 
 
-def _acquire(t: SqliteTransaction, claim: Claim, enqueue: bool) -> Grant | Busy:
+def _acquire(t: SqliteTransaction, claim: Claim, waits: bool) -> Grant | Busy:
     id, terms = claim
-    row = t.execute(
-        f"SELECT holder, counter, EXISTS (SELECT 1 FROM claims WHERE key = ?) FROM claims WHERE {STORE}", (terms.key,)
-    ).fetchone()
-    boot, counter, taken = row or no_store()
-    if not is_count(counter):
+    boot, t.counter, taken = t.execute(_TAKEN, (terms.key,)).fetchone() or no_store()
+    if not is_count(t.counter):
         no_store()
     if boot != t.host.boot:
         check_boot(t)
-        return _acquire(t, claim, enqueue)
+        return _acquire(t, claim, waits)
     if not taken:
-        return _grant(t, claim, counter, None)
-    waits = t.inbox.expects(claim)  # only this process asks for it, so else it is not in the queue
-    place = _reserved_place(t, claim) if waits else None
-    if place is not None:
-        return _grant(t, claim, counter, place)
+        return _grant(t, claim, None)
+    behind = behind_one_hold(t, claim) if terms.mode == EXCLUSIVE else None
+    if behind is not None:
+        if waits:
+            enqueue(t, claim, None)
+        holder, ends_at, ahead = behind
+        return Busy(ahead, poll_after(ahead, ends_at - t.now), cut_id(holder), last_fence=t.counter)
+    place, queued = own_place(t, id)
     resource = SqliteResource(t, terms.key)
-    resource.settle()
+    resource.settle(asking=id)
     mine = resource.find(id)
-    if mine is not None and not mine.waiting:  # a repeated request: its reply was lost
+    if mine is not None and not mine.waiting:  # its reply or its wake-up was lost, or its turn has just come
         return _grant_again(t, resource, mine, claim)
     resource.must_be_readable(terms.name)
-    own = _position_of(t, claim, waits)
-    if terms.mode == SHARED and own.place is None:
+    if terms.mode == SHARED and place is None:
         _refuse_other_limits(t, claim)
     if mine is not None and mine.ends_at > t.now:  # reserved, even if an older waiter is back since
-        return _grant(t, claim, counter, mine.place, resource)
-    if waits and own.place is None:  # its presence has run out, and its reservation may be another claim's by now
+        return _grant(t, claim, mine.place, resource)
+    if queued and place is None:  # its presence has run out, and its reservation may be another claim's by now
         t.execute("DELETE FROM claims WHERE claim = ? AND waiting = 1", (id,))
-    if not own.unserved and resource.occupancy().fits(terms.mode, terms.limit):
-        return _grant(t, claim, counter, own.place, resource)
-    if enqueue:
-        _enqueue(t, claim, counter, own.place, resource)
-    return _busy(t, own, resource.inside, terms.mode)
-
-
-def _reserved_place(t: SqliteTransaction, claim: Claim) -> int | None:
-    """Fast path of hand_over: the number in the queue of a claim that has a reservation, as one that was woken has.
-
-    Then nothing else matters, which makes a hand-over a third faster; but observers must be woken.
-    """
-    row = t.execute(
-        "SELECT place FROM claims WHERE claim = :claim AND waiting = 1 AND reserved_until > :now"
-        f" AND typeof(reserved_until) = 'real' AND {SOUND_WAITER}"
-        " AND NOT EXISTS (SELECT 1 FROM claims WHERE key = :key AND waiting > 1)",
-        {"claim": claim.id, "now": t.now, "key": claim.terms.key},
-    ).fetchone()
-    return row[0] if row else None
+    ahead, unserved = position_of(t, terms.key, place)
+    if not unserved and resource.occupancy().fits(terms.mode, terms.limit):
+        return _grant(t, claim, place, resource)
+    if waits:
+        enqueue(t, claim, place)
+    return _busy(t, ahead, resource.inside, terms.mode)
 
 
 def _refuse_other_limits(t: SqliteTransaction, claim: Claim) -> None:
@@ -153,60 +125,25 @@ def _grant_again(t: SqliteTransaction, resource: SqliteResource, mine: ClaimRow,
     return Grant(mine.place, mine.acquired_at)
 
 
-def _grant(
-    t: SqliteTransaction, claim: Claim, counter: int, place: int | None, resource: SqliteResource | None = None
-) -> Grant:
+def _grant(t: SqliteTransaction, claim: Claim, place: int | None, resource: SqliteResource | None = None) -> Grant:
     """The claim holds; `place` was its number in the queue until now."""
-    wall = time.time()
-    fence = count(t, counter, wall) if resource is None else resource.count(counter, wall)
-    ends_at = t.now + claim.terms.ttl
+    terms = claim.terms
     if place is None:
-        _insert(t, claim, 0, fence, wall, ends_at, "")
+        wall = time.time()
+        grant = Grant(count(t, wall), wall)
+        insert(t, claim, 0, grant.fence, wall, t.now + terms.ttl, "")
     else:
-        t.execute(
-            "UPDATE claims SET waiting = 0, place = ?, acquired_at = ?, ends_at = ?, reserved_until = NULL, lapsed = 0,"
-            f" address = '' {OF_WAITER}",
-            (fence, wall, ends_at, claim.terms.key, place),
-        )
+        grant = grant_waiter(t, terms.key, place, terms.ttl)
     if resource is not None:
-        resource.record_change(fence, claim.terms.holder)
-    return Grant(fence, wall)
+        resource.record_change(grant.fence, terms.holder)
+    return grant
 
 
-def _enqueue(t: SqliteTransaction, claim: Claim, counter: int, place: int | None, resource: SqliteResource) -> None:
-    alive_until, address = t.now + PRESENCE_S, t.inbox.expect(claim)
-    if place is not None:
-        t.execute(
-            f"UPDATE claims SET ends_at = ?, lapsed = 0, address = ? {OF_WAITER}",
-            (alive_until, address, claim.terms.key, place),
-        )
-        return
-    _insert(t, claim, 1, resource.count(counter, time.time()), 0.0, alive_until, address)
-
-
-def _insert(
-    t: SqliteTransaction,
-    claim: Claim,
-    waiting: int,
-    place: int,
-    acquired_at: float,
-    ends_at: float,
-    address: str,
-) -> None:
-    id, (key, _, holder, ttl, mode, limit, metadata) = claim
-    t.execute(
-        "INSERT INTO claims"
-        " (key, waiting, place, claim, holder, mode, lim, metadata, acquired_at, ttl, ends_at, address)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (key, waiting, place, id, holder, mode, limit or 0, metadata or "", acquired_at, ttl, ends_at, address),
-    )
-
-
-def _busy(t: SqliteTransaction, own: _QueuePosition, inside: list[ClaimRow], mode: Mode) -> Busy:
+def _busy(t: SqliteTransaction, ahead: int, inside: list[ClaimRow], mode: Mode) -> Busy:
     holder = next((cut_id(row.holder) for row in inside if not row.waiting), None)
     ends = (row.until for row in inside)
     room_at = max(ends, default=inf) if mode == EXCLUSIVE else min(ends, default=inf)
-    return Busy(own.ahead, poll_after(own.ahead, room_at - t.now), holder)
+    return Busy(ahead, poll_after(ahead, room_at - t.now), holder, last_fence=t.counter)
 
 
 def _renew(t: SqliteTransaction, batch: Sequence[Renewal]) -> list[bool]:
@@ -224,35 +161,38 @@ def _renew(t: SqliteTransaction, batch: Sequence[Renewal]) -> list[bool]:
     ]
 
 
+_RELEASE_ALONE: Final = (
+    "DELETE FROM claims WHERE key = ? AND waiting = 0 AND claim = ? AND ended = 0 AND ends_at > ?"
+    f" AND ? = (SELECT holder FROM claims WHERE {STORE})"
+    " AND NOT EXISTS (SELECT 1 FROM claims WHERE key = ? AND waiting > 0)"
+)
+_RELEASE_EXCLUSIVE: Final = (
+    "DELETE FROM claims AS hold WHERE key = ? AND waiting = 0 AND claim = ? AND ended = 0 AND ends_at > ?"
+    f" AND ? = (SELECT holder FROM claims WHERE {STORE}) AND mode = '{EXCLUSIVE}'"
+    " AND NOT EXISTS (SELECT 1 FROM claims WHERE key = ? AND waiting < 1 AND place != hold.place)"
+    " AND NOT EXISTS (SELECT 1 FROM claims WHERE key = ? AND waiting > 1)"
+)
+
+
 def _release_alone(t: SqliteTransaction, claim: Claim, linger: float, successor: str) -> bool | None:
     """Fast path of hand_over: without waiters and observers the hold just ends, in one statement."""
     if linger:
         return None
-    ended = t.execute(
-        "DELETE FROM claims WHERE key = ? AND waiting = 0 AND claim = ? AND ended = 0 AND ends_at > ?"
-        f" AND ? = (SELECT holder FROM claims WHERE {STORE})"
-        " AND NOT EXISTS (SELECT 1 FROM claims WHERE key = ? AND waiting > 0)",
-        (claim.terms.key, claim.id, t.now, t.host.boot, claim.terms.key),
-    ).rowcount
-    return True if ended else None
+    key = claim.terms.key
+    return True if t.execute(_RELEASE_ALONE, (key, claim.id, t.now, t.host.boot, key)).rowcount else None
 
 
 def _release_exclusive(t: SqliteTransaction, claim: Claim) -> bool:
-    """Fast path of hand_over: an exclusive hold without observers ends, and the queue is all that is left to read."""
+    """Fast path of hand_over: an exclusive hold ends, and nothing but the queue is left."""
     key = claim.terms.key
-    ended = t.execute(
-        "DELETE FROM claims WHERE key = ? AND waiting = 0 AND claim = ? AND ended = 0 AND ends_at > ? AND mode = ?"
-        " AND NOT EXISTS (SELECT 1 FROM claims WHERE key = ? AND waiting = 2)",
-        (key, claim.id, t.now, EXCLUSIVE, key),
-    ).rowcount
-    return ended == 1
+    return t.execute(_RELEASE_EXCLUSIVE, (key, claim.id, t.now, t.host.boot, key, key)).rowcount == 1
 
 
 def _release(t: SqliteTransaction, claim: Claim, linger: float, successor: str) -> bool:
-    check_boot(t)
     if not linger and _release_exclusive(t, claim):
         hand_over(t, claim.terms.key, Occupancy(), successor)  # it held alone, so the name is free now
         return True
+    check_boot(t)
     resource = SqliteResource(t, claim.terms.key)
     mine = resource.hold(claim.id)
     if mine is None:
@@ -271,14 +211,14 @@ def _release(t: SqliteTransaction, claim: Claim, linger: float, successor: str) 
 def _abandon(t: SqliteTransaction, key: str, id: str) -> None:
     check_boot(t)
     resource = SqliteResource(t, key)
-    resource.settle()
+    made_room = resource.expire()
     waited = t.execute("DELETE FROM claims WHERE claim = ? AND waiting = 1", (id,)).rowcount
     if waited:
         resource.inside = [row for row in resource.inside if row.claim != id or not row.waiting]
     mine = resource.hold(id)
     if mine is not None:
         resource.end(mine)
-    if waited or mine is not None:
+    if made_room or waited or mine is not None:
         resource.hand_over()
     if any(row.claim == id for row in resource.observers):
         t.execute("DELETE FROM claims WHERE key = ? AND waiting = 2 AND claim = ?", (key, id))
@@ -303,10 +243,10 @@ def _observe(t: SqliteTransaction, claim: Claim, after: int) -> Observation:
         changes = _readable(map(Change._make, rows))
     if changes is None:
         t.execute("DELETE FROM changes WHERE key = ? AND typeof(number) != 'integer'", (key,))
-        number = count_on(t)
+        number = count(t, time.time())
         if not known:
             t.execute("DELETE FROM claims WHERE key = ? AND waiting = 2 AND ends_at <= ?", (key, t.now))
-            _insert(t, claim, 2, number, 0.0, alive_until, address)
+            insert(t, claim, 2, number, 0.0, alive_until, address)
         held = [row for row in resource.inside if not row.waiting and not row.ended]
         changes = tuple(Change(number, row.place, row.holder) for row in held) or (Change(number, 0, None),)
     next_end = min((row.ends_at for row in resource.inside if not row.waiting), default=t.now + MAX_POLL_S)
@@ -375,7 +315,7 @@ def _list_some(t: SqliteTransaction, prefix: str, start: str) -> list[LockInfo]:
 def _break(t: SqliteTransaction, key: str) -> LockInfo:
     check_boot(t)
     resource = SqliteResource(t, key)
-    resource.settle()
+    resource.expire()
     before = _info(t, key)
     resource.clear()
     resource.hand_over()
@@ -387,7 +327,8 @@ def _nothing(t: SqliteTransaction) -> None:
 
 
 class SqliteBackend:
-    capabilities = Capabilities(renew_batch=200)  # an event loop stops for one batch, see MAX_LISTED_AT_ONCE
+    # An event loop stops for one batch of renewals, see MAX_LISTED_AT_ONCE
+    capabilities = Capabilities(renew_batch=200, hands_over=True)
 
     def __init__(self, driver: SqliteDriver) -> None:
         self._driver = driver
@@ -398,7 +339,7 @@ class SqliteBackend:
     ) -> T:
         answer: T
         answer, unreached = await self._driver.transact((step, args, quick, reads), within)
-        while unreached:  # the process of that waiter has ended: the next waiter need not wait for its grace
+        while unreached:  # that waiter's process has ended: the next one need not wait for its grace or its ttl
             wake = unreached.pop()
             _, more = await self._driver.transact((_abandon, (wake.key, wake.claim), None, False), within)
             unreached += more

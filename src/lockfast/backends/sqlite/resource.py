@@ -1,7 +1,7 @@
-"""A name in SQLite as one transaction sees it: its holders, its queue and its observers.
+"""A name in SQLite as one transaction sees it: its holders, its reservations and its observers.
 
 Decides: what expires, what is recorded for observers, and which rows are damaged.
-Leaves to `backend`: the verbs. Leaves to `_model`: which claim fits and which waiter is next.
+Leaves to `backend`: the verbs. Leaves to `queue`: the waiters, and how a hand-over serves them.
 
 A column of SQLite takes a value of any type, and every text sorts after all numbers. Beside a damaged hold no claim is
 granted. A damaged waiter or observer is ignored: it asks again.
@@ -9,31 +9,16 @@ granted. A damaged waiter or observer is ignored: it asks again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
 from typing import Final, NamedTuple
 
-from lockfast._model import (
-    EXCLUSIVE,
-    GRACE_S,
-    MAX_KEPT_CHANGES,
-    MAX_TTL_S,
-    PRESENCE_S,
-    SHARED,
-    Mode,
-    Occupancy,
-    next_in_queue,
-)
+from lockfast._model import EXCLUSIVE, GRACE_S, MAX_KEPT_CHANGES, MAX_TTL_S, SHARED, Mode, Occupancy
 from lockfast._records import NO_HOLD, damaged_lock, is_count
 from lockfast.backends.sqlite.io.driver import SqliteTransaction, WakeUp
-from lockfast.backends.sqlite.schema import HOLDS, count, count_on
+from lockfast.backends.sqlite.queue import MAX_SOUND_PRESENCE_S, SOUND_WAITER, hand_over, pass_over
+from lockfast.backends.sqlite.schema import HOLDS, count
 
 OF_HOLDER: Final = "WHERE key = ? AND waiting = 0 AND place = ?"
-OF_WAITER: Final = "WHERE key = ? AND waiting = 1 AND place = ?"
-_MAX_PRESENCE_S: Final = 2 * PRESENCE_S  # a row of a waiter or an observer that claims to live longer is damaged
-SOUND_WAITER: Final = (
-    f"ends_at > :now AND ends_at <= :now + {_MAX_PRESENCE_S} AND mode IN ('{EXCLUSIVE}', '{SHARED}')"
-    " AND typeof(claim) = 'text' AND typeof(holder) = 'text' AND typeof(address) = 'text'"
-)
 
 
 class ClaimRow(NamedTuple):
@@ -64,7 +49,7 @@ class ClaimRow(NamedTuple):
             and self.ended in (0, 1)
             and self.claim.__class__ is self.holder.__class__ is self.address.__class__ is str
             and self.acquired_at.__class__ is self.ends_at.__class__ is self.until.__class__ is float
-            and self.ends_at <= now + (_MAX_PRESENCE_S if self.waiting else MAX_TTL_S)
+            and self.ends_at <= now + (MAX_SOUND_PRESENCE_S if self.waiting else MAX_TTL_S)
         )
 
 
@@ -94,16 +79,21 @@ class SqliteResource:
             elif row.waiting not in (1, 2):
                 self.damaged.append(row)
 
-    def settle(self) -> None:
-        """End what has expired, and hand over the room that it took."""
+    def settle(self, asking: str = "") -> None:
+        """End what has expired, and hand over the room that it took. The claim `asking` asks at this moment."""
+        if self.expire():
+            self.hand_over(asking=asking)
+
+    def expire(self) -> bool:
+        """End what has expired; True if that may have made room.
+
+        A step that is to end a claim itself does so before it hands over: else it might end what it has just granted.
+        """
         over = [row for row in self.inside if row.until <= self._t.now]
         for row in over:
             if row.waiting:
                 self.inside.remove(row)
-                lapse = (
-                    "UPDATE claims SET reserved_until = NULL, lapsed = 1 WHERE key = ? AND waiting = 1 AND place = ?"
-                )
-                self._t.execute(lapse, (self.key, row.place))
+                pass_over(self._t, self.key, row.place)
             else:
                 self.end(row)
         lapsed = [row for row in self.damaged if row.ends_at.__class__ is float and row.ends_at <= self._t.now]
@@ -112,8 +102,7 @@ class SqliteResource:
             ended = f"DELETE FROM claims WHERE key = ? AND {HOLDS} AND typeof(ends_at) = 'real' AND ends_at <= ?"
             self._t.execute(ended, (self.key, self._t.now))
             self.record_change(0, None)
-        if over or lapsed:
-            self.hand_over()
+        return bool(over or lapsed)
 
     def must_be_readable(self, name: str) -> None:
         """Raises BackendUnavailable if a hold cannot be read."""
@@ -143,16 +132,17 @@ class SqliteResource:
         self._t.execute(f"DELETE FROM claims {OF_HOLDER}", (self.key, row.place))
         self.record_change(row.place, None)
 
-    def count(self, last: int, wall: float) -> int:
-        """The next fence or place; `last` is the counter as read when the transaction began."""
-        return count_on(self._t) if self.observers else count(self._t, last, wall)  # recording a change has counted too
-
-    def hand_over(self, successor: str = "") -> None:
-        """As the function; the new reservations take room in this transaction, too."""
-        until = self._t.now + GRACE_S
-        for waiter in hand_over(self._t, self.key, self.occupancy(), successor):
-            facts = (waiter.place, waiter.claim, waiter.holder, waiter.mode)
-            self.inside.append(ClaimRow(1, *facts, 0.0, waiter.ends_at, 0, until, waiter.address))
+    def hand_over(self, successor: str = "", asking: str = "") -> None:
+        """As the function; those that were served take room in this transaction, too."""
+        now = self._t.now
+        for waiter, grant in hand_over(self._t, self.key, self.occupancy(), successor, asking):
+            who = (waiter.claim, waiter.holder, waiter.mode)
+            if grant is None:
+                row = ClaimRow(1, waiter.place, *who, 0.0, waiter.ends_at, 0, now + GRACE_S, waiter.address)
+            else:
+                row = ClaimRow(0, grant.fence, *who, grant.acquired_at, now + waiter.ttl, 0, None, "")
+                self.record_change(grant.fence, waiter.holder)
+            self.inside.append(row)
 
     def clear(self) -> None:
         """End every hold, and delete every damaged row."""
@@ -169,42 +159,7 @@ class SqliteResource:
         """Keep a change for the observers, and wake them."""
         if self.observers:
             t, key = self._t, self.key
-            t.execute("INSERT INTO changes VALUES (?, ?, ?, ?)", (key, count_on(t), fence, holder))
+            t.execute("INSERT INTO changes VALUES (?, ?, ?, ?)", (key, count(t, time.time()), fence, holder))
             oldest = "SELECT number FROM changes WHERE key = ? ORDER BY number DESC LIMIT 1 OFFSET ?"
             t.execute(f"DELETE FROM changes WHERE key = ? AND number <= ({oldest})", (key, key, MAX_KEPT_CHANGES))
             t.wakeups += [WakeUp(row.address, key, row.claim) for row in self.observers if row.ends_at > t.now]
-
-
-def hand_over(t: SqliteTransaction, key: str, inside: Occupancy, successor: str = "") -> list[WaiterRow]:
-    """Reserve for the next waiters, and wake them and no others; those waiters."""
-    chosen = next_in_queue(live_queue(t, key), inside, successor)
-    for waiter in chosen:
-        t.execute(f"UPDATE claims SET reserved_until = ? {OF_WAITER}", (t.now + GRACE_S, key, waiter.place))
-        t.wakeups.append(WakeUp(waiter.address, key, waiter.claim))
-    return chosen
-
-
-class WaiterRow(NamedTuple):
-    place: int
-    claim: str
-    holder: str
-    mode: Mode
-    limit: int | None
-    reserved_until: float | None
-    lapsed: int
-    address: str
-    ends_at: float
-
-    @property
-    def reserved(self) -> bool:
-        return self.reserved_until is not None
-
-
-def live_queue(t: SqliteTransaction, key: str) -> Iterator[WaiterRow]:
-    """The live waiters in order, read as far as the caller iterates."""
-    rows = t.execute(
-        "SELECT place, claim, holder, mode, nullif(lim, 0), reserved_until, lapsed, address, ends_at FROM claims"
-        f" WHERE key = :key AND waiting = 1 AND {SOUND_WAITER} ORDER BY place",
-        {"key": key, "now": t.now},
-    )
-    return map(WaiterRow._make, rows)

@@ -19,13 +19,13 @@ from lockfast.errors import BackendUnavailable
 
 MAX_CLOCK_DIFFERENCE_S: Final = 5.0  # between two hosts with one machine-id, such as clones
 MAX_LOST_GRANTS: Final = 1_000_000  # in a power cut: all that are in the log
-SWEEP_EVERY: Final = 1024  # grants and enqueues between two sweeps for names that are not used any more
+SWEEP_EVERY: Final = 1024  # grants between two sweeps for names that are not used any more
 
 _FORMAT_1: Final = (
     """CREATE TABLE claims (
         key TEXT NOT NULL,         -- empty for the store's own row, see below
         waiting INTEGER NOT NULL,  -- 0 holds, 1 waits, 2 observes
-        place INTEGER NOT NULL,    -- a holder's fence; a waiter's number in the queue; unique for an observer
+        place INTEGER NOT NULL,    -- a holder's fence; a waiter's number in its queue; unique for an observer
         claim TEXT NOT NULL,
         holder TEXT NOT NULL,
         mode TEXT NOT NULL,
@@ -71,11 +71,13 @@ FORMATS: Final = (_FORMAT_1, _FORMAT_2)  # the tables that each added; a file's 
 
 # The store's own row has the empty key, which no lock can have. It stands in the same table because then a grant
 # writes one page of the file and not two, which is a fifth of its whole cost. Its fields:
-#   counter      the last fence or number in a queue that was given out; only grows
+#   counter      the last fence or number of a change that was given out; only grows
 #   holder       the boot whose clock all times are read on
 #   claim        the fingerprint of that boot's machine
 #   acquired_at  wall clock of the last grant or renewal
 STORE: Final = "key = '' AND waiting = 0 AND place = 0"
+_COUNT: Final = f"UPDATE claims SET counter = ?, acquired_at = ? WHERE {STORE}"
+_OWN_ROW: Final = f"SELECT holder, counter, claim, acquired_at FROM claims WHERE {STORE}"
 
 HOLDS: Final = "waiting NOT IN (1, 2)"  # an unknown kind counts as a hold: it may have been one
 
@@ -137,25 +139,27 @@ def _make_tables(t: SqliteTransaction, version: int) -> None:
 
 
 def check_boot(t: SqliteTransaction) -> None:
-    """Every verb that writes starts here: if the times in the store are not of our boot clock, they are void."""
+    """Every verb that writes starts here: if the times in the store are not of our boot clock, they are void.
+
+    From here on the transaction knows the counter.
+    """
     if not is_void(t):
         return
     for table in ("claims", "changes", "limiters"):  # cells have no times
         t.execute(f"DELETE FROM {table} WHERE key > ''")
     # A power cut may have lost the last commits: count on above all fences that can have been given out, even if the
     # clock is behind since then.
+    t.counter = max(t.counter + MAX_LOST_GRANTS, first_fence())
     t.execute(
-        f"UPDATE claims SET claim = ?, holder = ?, acquired_at = ?, counter = max(counter + ?, ?) WHERE {STORE}",
-        (fingerprint(t.host.machine), t.host.boot, time.time(), MAX_LOST_GRANTS, first_fence()),
+        f"UPDATE claims SET claim = ?, holder = ?, acquired_at = ?, counter = ? WHERE {STORE}",
+        (fingerprint(t.host.machine), t.host.boot, time.time(), t.counter),
     )
 
 
 def is_void(t: SqliteTransaction) -> bool:
     """Whether all leases in the store are of an earlier boot. Raises BackendUnavailable if another host holds them."""
-    boot, counter, machine, touched_at = (
-        t.execute(f"SELECT holder, counter, claim, acquired_at FROM claims WHERE {STORE}").fetchone() or no_store()
-    )
-    if not is_count(counter):
+    boot, t.counter, machine, touched_at = t.execute(_OWN_ROW).fetchone() or no_store()
+    if not is_count(t.counter):
         no_store()
     if boot == t.host.boot:
         return False
@@ -197,20 +201,15 @@ def no_store() -> NoReturn:
     )
 
 
-def count(t: SqliteTransaction, last: int, wall: float) -> int:
-    """The next number after `last`, which is the counter as this transaction has read it."""
-    number = last + 1
-    t.execute(f"UPDATE claims SET counter = ?, acquired_at = ? WHERE {STORE}", (number, wall))
-    if number % SWEEP_EVERY == 0:
+def count(t: SqliteTransaction, wall: float) -> int:
+    """The next number: a fence, or the number of a change or of an observer."""
+    if not is_count(t.counter):
+        no_store()
+    t.counter += 1
+    t.execute(_COUNT, (t.counter, wall))
+    if t.counter % SWEEP_EVERY == 0:
         _sweep(t)
-    return number
-
-
-def count_on(t: SqliteTransaction) -> int:
-    """As `count`, for a transaction that has not read the counter, or has counted since."""
-    t.execute(f"UPDATE claims SET counter = counter + 1, acquired_at = ? WHERE {STORE}", (time.time(),))
-    number: int = t.execute(f"SELECT counter FROM claims WHERE {STORE}").fetchone()[0]
-    return number
+    return t.counter
 
 
 def _sweep(t: SqliteTransaction) -> None:

@@ -35,6 +35,11 @@ def read_wake_up(text: str) -> tuple[str, Grant | None]:
     return claim, None
 
 
+def write_wake_up(claim: str, grant: Grant | None) -> str:
+    """The text that `read_wake_up` reads."""
+    return claim if grant is None else f"{claim} {grant.fence} {int(grant.acquired_at * 1e6)}"
+
+
 class Wakeups(Protocol):
     @property
     def address(self) -> str:

@@ -177,9 +177,9 @@ class BlockingSqlite:
 
     def _deliver(self, wake: WakeUp) -> bool:
         if wake.address == self.wakeups.address:
-            self.wakeups.wake(wake.claim)
+            self.wakeups.wake(wake.text)
             return True
-        return self._sender.send(wake.address, wake.claim)
+        return self._sender.send(wake.address, wake.text)
 
     @property
     def url(self) -> str:

@@ -1,7 +1,7 @@
 """Wake-ups between the processes of one host: one unix datagram socket for each `Locks` that waits.
 
-Decides: how an address is made and written, what a datagram contains (the claim that should ask again), which senders
-are trusted. Leaves to the two drivers: who reads the socket, and how a waiter is woken inside the process.
+Decides: how an address is made and written, what a datagram contains (see `read_wake_up`), whose datagrams count, and
+whose grants. Leaves to the two drivers: who reads the socket, and how a waiter is woken inside the process.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ _ABSTRACT = sys.platform == "linux"  # an abstract socket name needs no file and
 
 _FOLDER = re.compile(r"/.*/lockfast-[^/]+", re.DOTALL)
 _NAME = re.compile(r"lockfast-[0-9a-f]{16}")
-_CLAIM = re.compile(r"[0-9a-f]{32}")
-_MAX_DATAGRAM_BYTES = 64  # that are read: a claim id and some more
+_WAKE_UP = re.compile(r"[0-9a-f]{32}( [0-9]{1,16} [0-9]{1,16})?")
+_MAX_DATAGRAM_BYTES = 80  # that are read: a wake-up and some more
+_NOBODY = 65534  # the uid that the kernel reports for all users outside of our user namespace
 _WRITABLE = 0o022  # by the group, or by all users
 _CREDENTIALS = struct.Struct("iII")  # process, user, group
 # Room for the credentials and nothing else, so that no file descriptor of the sender arrives with them.
@@ -37,7 +38,7 @@ class DatagramInbox:
         """For the waiters of that file."""
         self.broken = False
         self._shared = all(path.stat().st_mode & _WRITABLE for path in (store, store.parent))
-        self._users = _users_of(store) if _ABSTRACT and not self._shared else None  # None: all users
+        self._users = _users_of(store)
         self._folder: Path | None = None
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
@@ -74,10 +75,22 @@ class DatagramInbox:
                 data, ancillary, _, _ = self.socket.recvmsg(_MAX_DATAGRAM_BYTES, _ROOM)
             except BlockingIOError:
                 return texts
-            trusted = self._users is None or _sender(ancillary) in self._users
-            texts.append(data.decode(errors="replace") if trusted else "")
+            texts.append(self._that_counts(data.decode(errors="replace"), ancillary))
         texts.append(WAKE_ALL)
         return texts
+
+    def _that_counts(self, text: str, ancillary: list[tuple[int, int, bytes]]) -> str:
+        """As much of a datagram as its sender may say: a grant, only that a claim should ask, or nothing.
+
+        A grant makes its claim believe that it holds. So it counts only from a user who can write the store, or stop
+        this process; else a user who can read claim ids there, and no more than that, could make two claims hold.
+        """
+        if not _ABSTRACT:  # the folder's mode says who can send
+            return text.partition(" ")[0] if self._shared else text
+        sender = _sender(ancillary)
+        if sender in self._users and sender != _NOBODY:
+            return text
+        return text.partition(" ")[0] if self._shared or sender in self._users else ""
 
     def abandon(self) -> None:
         """In the child of a fork: close our copy of the parent's socket."""
@@ -105,7 +118,7 @@ def open_inbox(store: Path) -> DatagramInbox | None:
 
 
 def _users_of(store: Path) -> frozenset[int]:
-    """Who can write a file that is not shared: its owner, our user, and root."""
+    """Its owner, our user and root: who can write a file that is not shared, and can always write one that is."""
     return frozenset((store.stat().st_uid, os.getuid(), os.geteuid(), 0))
 
 
@@ -125,15 +138,15 @@ class DatagramSender:
         self._mutex = threading.Lock()
         self._socket: socket.socket | None = None
 
-    def send(self, address: str, claim: str) -> bool:
+    def send(self, address: str, wake_up: str) -> bool:
         """False if no process has the address any more. A waiter that cannot be reached from here polls.
 
         Both arguments come from the store, which may contain anything: nothing is sent to what is no inbox address.
         """
-        if not _is_inbox_address(address) or not _CLAIM.fullmatch(claim):
+        if not is_inbox_address(address) or not _WAKE_UP.fullmatch(wake_up):
             return True
         try:
-            self._open().sendto(claim.encode(), _sockaddr(address))
+            self._open().sendto(wake_up.encode(), _sockaddr(address))
         except BlockingIOError:
             return True  # its queue is full: it notices when it reads, and wakes all its waiters
         except (ConnectionRefusedError, FileNotFoundError):
@@ -158,7 +171,8 @@ class DatagramSender:
             self._socket = None
 
 
-def _is_inbox_address(address: str) -> bool:
+def is_inbox_address(address: str) -> bool:
+    """Whether it is one of an inbox of ours, in this network namespace."""
     folder, _, name = address.rpartition("/")
     here = folder == f"@{_NETWORK}" if _ABSTRACT else _FOLDER.fullmatch(folder)
     return bool(here and _NAME.fullmatch(name))

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
+from lockfast._model import Grant
 from lockfast._worlds import Clock, World
 from lockfast.backends.sqlite.io import file as sqlite_file
 from lockfast.backends.sqlite.io.datagrams import DatagramInbox, open_inbox
 from lockfast.backends.sqlite.io.host import HostIdentity
-from lockfast.backends.wakeups import Wakeups
+from lockfast.backends.wakeups import Wakeups, write_wake_up
 from lockfast.backends.wakeups.blocking import BlockingWakeups
 from lockfast.backends.wakeups.flood_guard import FloodGuard
 
@@ -26,23 +27,29 @@ Execute = Callable[..., sqlite3.Cursor]
 
 
 class WakeUp(NamedTuple):
-    """A message to the process at `address`: its claim should ask again."""
+    """A message to the process at `address`: its claim holds by that grant, or should ask again."""
 
     address: str
     key: str
     claim: str
+    grant: Grant | None = None
+
+    @property
+    def text(self) -> str:
+        return write_wake_up(self.claim, self.grant)
 
 
 class SqliteTransaction:
     """What a step of the backend uses during one transaction."""
 
-    __slots__ = ("execute", "host", "inbox", "now", "wakeups")
+    __slots__ = ("counter", "execute", "host", "inbox", "now", "wakeups")
 
     def __init__(self, execute: Execute, host: HostIdentity, inbox: Wakeups) -> None:
         self.execute = execute
         self.host = host
         self.inbox = inbox  # where the waiters of this process are woken
         self.now = host.now()
+        self.counter = 0  # the store's own, once a step that writes has read it
         self.wakeups: list[WakeUp] = []  # sent after the commit
 
 
