@@ -116,9 +116,8 @@ class AsyncLocks:
         that `acquire` or the `async with` was called with.
         Raises ValueError for a bad name, time or metadata.
         """
-        options = {"ttl": ttl, "wait": wait, "renew": renew, "reentrant": reentrant, "metadata": metadata}
-        limits = {"min_hold": min_hold, "max_hold": max_hold, "renew_every": renew_every}
-        return AsyncLock(self._logic.lock(name, on_lost=on_lost, **options, **limits))
+        limits = (min_hold, max_hold, renew_every)
+        return AsyncLock(self._logic.lock(name, metadata, on_lost, ttl, wait, renew, reentrant, *limits))
 
     def semaphore(
         self,

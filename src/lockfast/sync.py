@@ -79,9 +79,8 @@ class Locks:
         `acquire` or the `with` was called with.
         Raises ValueError for a bad name, time or metadata.
         """
-        options = {"ttl": ttl, "wait": wait, "renew": renew, "reentrant": reentrant, "metadata": metadata}
-        limits = {"min_hold": min_hold, "max_hold": max_hold, "renew_every": renew_every}
-        return Lock(self._logic.lock(name, on_lost=on_lost, **options, **limits))
+        limits = (min_hold, max_hold, renew_every)
+        return Lock(self._logic.lock(name, metadata, on_lost, ttl, wait, renew, reentrant, *limits))
 
     def semaphore(
         self,

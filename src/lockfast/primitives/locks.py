@@ -8,7 +8,7 @@ from __future__ import annotations
 import builtins
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from lockfast._bounded import BoundedSet
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 TURN_TTL_S: Final = 10.0  # of the turn of a waiter at a limiter
 MAX_UNUSABLE_NAMES: Final = 10_000  # that are remembered
+MAX_KNOWN_REQUESTS: Final = 1024  # of lock objects that were made lately
 
 
 class LocksLogic:
@@ -49,20 +50,22 @@ class LocksLogic:
         self.engine = engine
         self.namespace = valid(namespace, "namespace")
         valid(engine.holder, "holder")
+        # `with locks.lock(name):` makes a lock object for each use. By type too: True is no ttl, but equals 1.
+        self._known_request = lru_cache(MAX_KNOWN_REQUESTS, typed=True)(self._plain_request)
         self._unusable_names = BoundedSet[str](MAX_UNUSABLE_NAMES)  # listed as damaged: break_lock takes them
 
     def _request(
         self,
         name: LockName,
-        *,
         ttl: Seconds,
         wait: Seconds | None = None,
         renew: bool = True,
         reentrant: bool = False,
-        metadata: Any = None,
         min_hold: Seconds = 0,
         max_hold: Seconds | None = None,
         renew_every: Seconds | None = None,
+        *,
+        metadata: Any = None,
         on_lost: Callable[[Any], object] | None = None,
         mode: Mode = EXCLUSIVE,
         limit: int | None = None,
@@ -110,8 +113,25 @@ class LocksLogic:
             named=holder is not None,
         )
 
-    def lock(self, name: LockName, **options: Any) -> LockLogic:
-        return LockLogic(self.engine, self._request(name, **options))
+    def lock(
+        self,
+        name: LockName,
+        metadata: Any = None,
+        on_lost: Callable[[Any], object] | None = None,
+        *options: Any,
+        **named: Any,
+    ) -> LockLogic:
+        """The other `options` are those of `_request`, in its order, or `named`."""
+        if type(name) is not str or metadata is not None or on_lost is not None:
+            return LockLogic(self.engine, self._request(name, *options, metadata=metadata, on_lost=on_lost, **named))
+        try:
+            return LockLogic(self.engine, self._known_request(self.engine.holder, name, *options, **named))
+        except TypeError:  # an option that cannot be hashed; no valid one is like that
+            return LockLogic(self.engine, self._request(name, *options, **named))
+
+    def _plain_request(self, _holder: str, name: str, *options: Any, **named: Any) -> Request:
+        """Remembered by the holder too: in the child of a fork it is another."""
+        return self._request(name, *options, **named)
 
     def semaphore(self, name: str, limit: int, **options: Any) -> LockLogic:
         return LockLogic(self.engine, self._request(name, mode=SHARED, limit=whole(limit, "limit", 1), **options))
