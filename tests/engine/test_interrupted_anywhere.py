@@ -82,7 +82,7 @@ def test_interrupted_at_any_instruction_of_the_first_acquire_the_keeper_serves_t
                 assert not locks._logic.engine.keeper.leases
             return interrupt.struck
 
-    assert {"KeeperLoop.wake", "BackgroundJob.start", "LockLogic._adopt"} <= _sweep(run_story)
+    assert {"KeeperLoop.wake", "BackgroundJob.start", "Entry.adopt"} <= _sweep(run_story)
 
 
 class Waiting:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, aclosing, suppress
@@ -227,12 +228,13 @@ class Handled(statement._Exit):
     __slots__ = ("handler",)
 
     def __init__(self, handler: Callable[[], object]) -> None:
+        super().__init__(statement._leave, statement._leave_last)
         self.handler: Callable[[], object] | None = handler
 
     def __get__(self, lock: Any, cls: type) -> Any:
         if lock is None:
             return super().__get__(lock, cls)
-        leave = statement._find(lock._logic, statement._leave)
+        leave = statement._find(lock._logic, self._leave, sys._getframe(1))
         handler, self.handler = self.handler, None
         if handler is not None:
             handler()

@@ -101,7 +101,8 @@ class Lock(Exits):
         return drive(self._logic.locked())
 
     def __enter__(self) -> Lease:
-        return drive(self._logic.enter(sys._getframe(1), begun(self._logic, sys._getframe(1))))  # type: ignore[return-value]
+        call = sys._getframe(1)
+        return drive(self._logic.enter(call, begun(self._logic, call)))  # type: ignore[return-value]
 
     def __repr__(self) -> str:
         return f"<Lock {self._logic!r}>"
@@ -141,7 +142,8 @@ class AsyncLock(AsyncExits):
         return await self._logic.locked()
 
     def __aenter__(self) -> CoroutineType[Any, Any, AsyncLease]:  # the logic's own coroutine: no frame in between
-        return self._logic.enter(sys._getframe(1), begun(self._logic, sys._getframe(1)))  # type: ignore[return-value]
+        call = sys._getframe(1)
+        return self._logic.enter(call, begun(self._logic, call))  # type: ignore[return-value]
 
     def __repr__(self) -> str:
         return f"<AsyncLock {self._logic!r}>"

@@ -17,7 +17,7 @@ from lockfast._refusals import closed_locks
 from lockfast._time import FOREVER, format_duration
 from lockfast.engine.lease import Lease
 from lockfast.engine.reporting import reported_acquire
-from lockfast.engine.request import Adopt, Request
+from lockfast.engine.request import Adopt, Refused, Request, as_it_is
 from lockfast.engine.retrying import HASTY_S, most_telling, pause_for_retry
 from lockfast.engine.waking import Waking, handed_over
 from lockfast.errors import BackendUnavailable
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 MIN_WITHIN_S: Final = 0.02
 
 
-def acquire(engine: Engine, request: Request, wait: float | None, adopt: Adopt) -> Coroutine[Any, Any, Lease | Busy]:
-    """The lease, or who was in the way after `wait` seconds (None waits for ever, 0 asks once).
+def acquire(
+    engine: Engine, request: Request, wait: float | None, adopt: Adopt, refused: Refused = as_it_is
+) -> Coroutine[Any, Any, Lease | Busy]:
+    """The lease, or what `refused` makes of who was in the way after `wait` seconds (None waits for ever, 0 asks once).
 
     Raises BackendUnavailable if the backend cannot be asked: after `wait`, or after the engine's patience if
     there is no such limit; at once if the backend answers that it takes longer than that.
@@ -44,11 +46,13 @@ def acquire(engine: Engine, request: Request, wait: float | None, adopt: Adopt) 
     if engine.order is not None:
         engine.order.asked(engine, claim, wait)
     if engine.events.wanted():
-        return reported_acquire(engine, claim, partial(_ask, engine, request, claim, wait), adopt)
-    return _ask(engine, request, claim, wait, adopt)
+        return reported_acquire(engine, claim, partial(_ask, engine, request, claim, wait), adopt, refused)
+    return _ask(engine, request, claim, wait, adopt, refused)
 
 
-async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | None, adopt: Adopt) -> Lease | Busy:
+async def _ask(
+    engine: Engine, request: Request, claim: Claim, wait: float | None, adopt: Adopt, refused: Refused
+) -> Lease | Busy:
     if not engine.world.blocking:
         engine.world.arrive()
     started = asked_at = answered_at = engine.now()  # before sending: the server's ttl cannot have started earlier
@@ -99,7 +103,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                 if not error.transient or pause is None or now + (error.retry_after or 0.0) > limit:
                     hasty = within < HASTY_S and within < most  # `wait` left so little, and not the caller's patience
                     if isinstance(answer, Busy) and failures == 1 and error.transient and hasty:
-                        return await _time_is_up(engine, claim, answer)  # that answer stands
+                        break  # that answer stands
                     raise engine.outage.final(telling) from telling.__cause__
                 if error.retry_after is not None:
                     pause = min(pause, max(0.001, error.retry_after))
@@ -126,7 +130,9 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                 adopt(lease)
                 return lease
             if not woken and asked_at >= give_up_at:
-                return await _time_is_up(engine, claim, answer) if enqueue else answer
+                break
+        if enqueue:
+            await engine.abandon(claim, within=engine.briefly)
     except GeneratorExit:  # the coroutine is being closed: nothing can be awaited in it any more
         engine.behind(engine.abandon, claim)
         raise
@@ -145,11 +151,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
             del engine.waiting[claim.id]
         if outage is not None and claim.id in outage.unanswered:
             del outage.unanswered[claim.id]
-
-
-async def _time_is_up(engine: Engine, claim: Claim, answer: Busy) -> Busy:
-    await engine.abandon(claim, within=engine.briefly)
-    return answer
+    return refused(answer, engine.now() - started)
 
 
 def _believe(engine: Engine, request: Request, claim: Claim, grant: Grant, asked_at: float, waited: float) -> Lease:

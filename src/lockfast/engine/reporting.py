@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lockfast._model import Busy, Claim
 from lockfast.engine.lease import Lease
-from lockfast.engine.request import Adopt
+from lockfast.engine.request import Adopt, Refused
 from lockfast.observe.events import Event, Kind
 
 if TYPE_CHECKING:
@@ -27,9 +27,13 @@ def report_claim(
 
 
 async def reported_acquire(
-    engine: Engine, claim: Claim, ask: Callable[[Adopt], Awaitable[Lease | Busy]], adopt: Adopt
+    engine: Engine,
+    claim: Claim,
+    ask: Callable[[Adopt, Refused], Awaitable[Lease | Busy]],
+    adopt: Adopt,
+    refused: Refused,
 ) -> Lease | Busy:
-    """`ask(adopt)`, with an event for each step."""
+    """`ask(adopt, refused)`, with an event for each step."""
     started = engine.now()
     report_claim(engine, "asked", claim)
 
@@ -43,11 +47,11 @@ async def reported_acquire(
         if lease._state == "held":
             lease._enter(lease._guard, body)
 
-    answer = await ask(adopt_and_report)
-    if answer.__class__ is Busy:
-        waited = engine.now() - started
-        report_claim(engine, "waited", claim, waited=waited, detail=f"gave up, {answer.in_words}")
-    return answer
+    def report_and_refuse(busy: Busy, waited: float) -> Busy:
+        report_claim(engine, "waited", claim, waited=waited, detail=f"gave up, {busy.in_words}")
+        return refused(busy, waited)
+
+    return await ask(adopt_and_report, report_and_refuse)
 
 
 def report_lease(engine: Engine, kind: Kind, lease: Lease, detail: str = "") -> None:

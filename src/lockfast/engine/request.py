@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol
 
-from lockfast._model import Terms
+from lockfast._model import Busy, Terms
 
 if TYPE_CHECKING:
     from lockfast.engine.lease import Lease
@@ -16,6 +16,11 @@ _CONTEXTLIB: Final = vars(contextlib)
 
 
 Adopt = Callable[["Lease"], None]  # what the caller of an acquire does with the lease
+Refused = Callable[[Busy, float], Busy]  # what it gets if there is none after so many seconds; may raise
+
+
+def as_it_is(busy: Busy, _: float) -> Busy:
+    return busy
 
 
 class Request(NamedTuple):

@@ -7,10 +7,10 @@ Leaves to the engine: waiting, keeping and losing. Leaves to `sync` and `aio`: t
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from types import FrameType
-from typing import TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from lockfast._model import Busy
 from lockfast._text import shown
@@ -20,7 +20,7 @@ from lockfast.backends.optional import holders_of
 from lockfast.engine.acquire import acquire
 from lockfast.engine.core import Engine
 from lockfast.engine.lease import Lease
-from lockfast.engine.request import Adopt, Request, call_of
+from lockfast.engine.request import Refused, Request, as_it_is, call_of
 from lockfast.errors import AcquireTimeout, LockError, NotHeld
 from lockfast.primitives.statement import With
 
@@ -53,13 +53,40 @@ def timed_out(name: str, busy: Busy, wait: float | None, waited: float, then: st
 class Entry:
     """One acquire or one `with` that is not over yet. A lease that is entered again has several."""
 
-    __slots__ = ("guard", "lease", "owner", "released")  # no `__eq__` or `__hash__`: a lookup in a dict calls nothing
+    # No `__eq__` or `__hash__`: a lookup in a dict calls nothing.
+    __slots__ = ("_body", "_logic", "_statement", "guard", "lease", "owner", "released")
 
-    def __init__(self, lease: Lease, owner: object, guard: Guard | None) -> None:
-        self.lease = lease
-        self.owner = owner
-        self.guard = guard  # over the body of a `with`; None for a plain acquire
+    lease: Lease  # this and the next two from `adopt` on
+    owner: object
+    guard: Guard | None  # over the body of a `with`; None for a plain acquire
+
+    def __init__(self, logic: LockLogic, body: FrameType | None, statement: With | None) -> None:
+        self._logic = logic
+        self._body = body
+        self._statement = statement
         self.released = False  # the body of the `with` released it; the `with` itself is not over yet
+
+    def adopt(self, lease: Lease, entries: int = 0) -> None:
+        """It is the caller's from now on. In a `with` it has a body."""
+        logic, body, statement = self._logic, self._body, self._statement
+        engine = logic.engine
+        self.owner = owner = engine.world.owner()
+        self.guard = guard = engine.world.guard(owner) if body is not None else None
+        self.lease = lease
+        call = call_of(body)
+        # Nothing else is called from here on, so no interrupt falls in between: all of it is done, or nothing.
+        self._body = self._statement = None  # which would keep this and the call alive
+        lease._adopt(owner, logic, guard, call, entries)
+        if logic.request.reentrant:
+            engine.entered[owner, logic.request.terms.key] = lease
+        if statement is not None:
+            statement.entry = self
+        logic._current[self] = None
+
+    def refused(self, busy: Busy, waited: float) -> NoReturn:
+        """A body never runs without the lease."""
+        request = self._logic.request
+        raise timed_out(request.terms.name, busy, request.wait, waited)
 
 
 class LockLogic:
@@ -81,33 +108,36 @@ class LockLogic:
     async def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
         """The lease, or None if it timed out."""
         wait = wait_for(blocking, timeout, self.request.wait)
-        answer: Lease | Busy | None = self._enter_again(None, None) if self.request.reentrant else None
+        entry = Entry(self, None, None)
+        answer: Lease | Busy | None = self._enter_again(entry) if self.request.reentrant else None
         if answer is None:
-            answer = await self._ask(wait, partial(self._adopt, None, None))
+            answer = await self._ask(wait, entry, as_it_is)
         if answer.__class__ is Busy:  # not isinstance(): nothing is called between the grant and the caller
             return None
         return answer  # type: ignore[return-value]
 
-    async def enter(self, body: FrameType, statement: With | None = None) -> Lease:
+    def enter(self, body: FrameType, statement: With | None = None) -> Coroutine[Any, Any, Lease]:
         """The lease for the body of a `with` in that call. Raises AcquireTimeout: the body never runs without it."""
-        started = self.engine.now()
-        request = self.request
-        answer: Lease | Busy | None = self._enter_again(body, statement) if request.reentrant else None
-        if answer is None:
-            answer = await self._ask(request.wait, partial(self._adopt, body, statement))
-        if answer.__class__ is Busy:
-            raise timed_out(request.terms.name, answer, request.wait, self.engine.now() - started)
-        return answer  # type: ignore[return-value]
+        entry = Entry(self, body, statement)
+        if self.request.reentrant:
+            return self._enter_again_or_ask(entry)
+        return self._ask(self.request.wait, entry, entry.refused)  # type: ignore[return-value]
 
-    def _ask(self, wait: float | None, adopt: Adopt) -> Awaitable[Lease | Busy]:
+    async def _enter_again_or_ask(self, entry: Entry) -> Lease:
+        lease = self._enter_again(entry)
+        if lease is None:
+            lease = await self._ask(self.request.wait, entry, entry.refused)  # type: ignore[assignment]
+        return lease  # type: ignore[return-value]
+
+    def _ask(self, wait: float | None, entry: Entry, refused: Refused) -> Coroutine[Any, Any, Lease | Busy]:
         engine, request = self.engine, self.request
         if engine.closed:
             engine.must_be_open()
         if request.terms.holder is not engine.holder and not request.named:  # this object came through a fork
             request = self.request = request._replace(terms=request.terms._replace(holder=engine.holder))
-        return acquire(engine, request, wait, adopt)
+        return acquire(engine, request, wait, entry.adopt, refused)
 
-    def _enter_again(self, body: FrameType | None, statement: With | None) -> Lease | None:
+    def _enter_again(self, entry: Entry) -> Lease | None:
         """The lease that the caller has already, if it may be entered again."""
         self.engine.must_be_open()
         lease = self.engine.entered.get((self.engine.world.owner(), self.request.terms.key))
@@ -117,22 +147,8 @@ class LockLogic:
             self.engine.keeper.notice(lease)
             return None  # lost, and no body runs under it: acquire it anew
         lease._check()  # inside its `with`, what was lost cannot be entered again
-        self._adopt(body, statement, lease, again=True)
+        entry.adopt(lease, entries=1)
         return lease
-
-    def _adopt(self, body: FrameType | None, statement: With | None, lease: Lease, *, again: bool = False) -> None:
-        """It is the caller's from now on. In a `with` it has a body."""
-        engine, key = self.engine, self.request.terms.key
-        owner = engine.world.owner()
-        guard = engine.world.guard(owner) if body is not None else None
-        call, entry = call_of(body), Entry(lease, owner, guard)
-        # Nothing else is called from here on, so no interrupt falls in between: all of it is done, or nothing.
-        lease._adopt(owner, self, guard, call, 1 if again else 0)
-        if self.request.reentrant:
-            engine.entered[owner, key] = lease
-        if statement is not None:
-            statement.entry = entry
-        self._current[entry] = None
 
     async def hold(self, work: Callable[[Lease], Awaitable[T]]) -> T:
         """What `work` returns, run under the lock. For lockfast's own code: a `with` of the user's has a statement."""
@@ -190,7 +206,7 @@ class LockLogic:
         if lease._guard is entry.guard:
             lease._enter(None, None)  # no body runs under it any more, so no caller waits for itself
         if lease._depth > 1 and not entry.released:
-            lease._count_entry(-1)  # in one step with the next line, see `_adopt`
+            lease._count_entry(-1)  # in one step with the next line, see `Entry.adopt`
             entry.released = True
         if entry.released:
             self._forget(entry)
@@ -246,7 +262,7 @@ class LockLogic:
     async def _release(self, entry: Entry) -> bool:
         lease = entry.lease
         if lease._depth > 1:
-            lease._count_entry(-1)  # in one step with the next line, see `_adopt`
+            lease._count_entry(-1)  # in one step with the next line, see `Entry.adopt`
             entry.released = True
             freed = lease.held
         else:

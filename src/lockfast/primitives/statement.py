@@ -72,9 +72,8 @@ class _Alive(ref):  # type: ignore[type-arg]
 _found: dict[int, ref[partial[Any]]] = {}
 
 
-def _find(logic: Entered, leave: Callable[..., Any]) -> partial[Any]:
-    """For the `with` that looks its exit up, two calls from here."""
-    call = sys._getframe(2)
+def _find(logic: Entered, leave: Callable[..., Any], call: FrameType) -> partial[Any]:
+    """For the `with` of that call, which looks its exit up."""
     # No bound method: that is gone when it is called.
     found = partial(leave, With(logic, (id(call), call.f_code, call.f_lasti)))
     _found[get_ident()] = ref(found)
@@ -100,12 +99,21 @@ def begun(logic: Entered, call: FrameType) -> With | None:
 
 
 class _Exit:
-    __slots__ = ()
+    """As a `with` looks its exit up.
+
+    In asyncio no interrupt comes before the first instruction of an exit: the first Ctrl-C cancels the main task.
+    """
+
+    __slots__ = ("_leave", "_leave_last")
+
+    def __init__(self, leave: Callable[..., Any], leave_last: Callable[..., Any]) -> None:
+        self._leave = leave
+        self._leave_last = leave_last
 
     def __get__(self, lock: Any, cls: type) -> Any:
         if lock is None:
-            return _leave_last  # as an `ExitStack` looks it up
-        return _find(lock._logic, _leave)
+            return self._leave_last  # as an `ExitStack` looks it up
+        return _find(lock._logic, self._leave, sys._getframe(1))
 
 
 def _leave_last(self: Any, exc_type: Type, exc: Error, traceback: Traceback) -> None:
@@ -127,17 +135,6 @@ def _is_over(alive: _Alive) -> None:
         statement.logic.left_behind(entry)
 
 
-class _AsyncExit:
-    """In asyncio no interrupt comes before its first instruction: the first Ctrl-C cancels the main task."""
-
-    __slots__ = ()
-
-    def __get__(self, lock: Any, cls: type) -> Any:
-        if lock is None:
-            return _leave_last_async  # as an `AsyncExitStack` looks it up
-        return _find(lock._logic, _leave_async)
-
-
 async def _leave_last_async(self: Any, exc_type: Type, exc: Error, traceback: Traceback) -> None:
     """End the caller's last `async with`."""
     await self._logic.leave(exc)
@@ -157,7 +154,7 @@ class Exits:
         def __exit__(self, exc_type: Type, exc: Error, traceback: Traceback) -> None: ...
 
     else:
-        __exit__ = _Exit()
+        __exit__ = _Exit(_leave, _leave_last)
 
 
 class AsyncExits:
@@ -169,4 +166,4 @@ class AsyncExits:
         async def __aexit__(self, exc_type: Type, exc: Error, traceback: Traceback) -> None: ...
 
     else:
-        __aexit__ = _AsyncExit()
+        __aexit__ = _Exit(_leave_async, _leave_last_async)
