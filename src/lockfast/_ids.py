@@ -8,7 +8,9 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from typing import Final
 
+CLAIM_ID_CHARS: Final = 32
 _RAND_B = 0x3FFF_FFFF_FFFF_FFFF  # the 62 random bits at the end of a uuid7
 
 

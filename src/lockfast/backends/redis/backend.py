@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from lockfast._bounded import BoundedDict, BoundedSet
+from lockfast._ids import CLAIM_ID_CHARS
 from lockfast._model import (
     MAX_POLL_S,
     Busy,
@@ -60,10 +61,12 @@ class RedisBackend:
         return () if now is None else (b"%d" % requests.micros(now()),)
 
     def _request(self, prepared: Prepared, id: str) -> bytes:
-        _, _, size, before, after = prepared
-        if self._driver.now is None:
-            return b"*%d\r\n%b$%d\r\n%b\r\n%b" % (size, before, len(id), id.encode(), after)
-        return b"*%d\r\n%b%b%b%b" % (size + 1, before, words(id), after, words(*self._now()))
+        claim = id.encode()
+        if len(claim) == CLAIM_ID_CHARS and self._driver.now is None:
+            return prepared.head + claim + prepared.tail
+        now = self._now()
+        count = b"*%d\r\n" % (prepared.size + len(now))
+        return count + prepared.before + words(claim) + prepared.after + words(*now)
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
         started = boot_now()

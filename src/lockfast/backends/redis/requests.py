@@ -19,6 +19,7 @@ from itertools import chain
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
+from lockfast._ids import CLAIM_ID_CHARS
 from lockfast._model import GRACE_S, MAX_KEPT_CHANGES, MAX_TTL_S, PRESENCE_S, RECENT_S, SHARED, Renewal, Terms
 from lockfast._records import DEEPEST, LARGEST_METADATA, LARGEST_NUMBER, LONGEST_NAME, PLAIN
 from lockfast._values import FAR_VERSION, MAX_BOOKED_NS
@@ -117,11 +118,15 @@ class Prepared(NamedTuple):
     size: int  # in words
     before: bytes  # the claim
     after: bytes
+    head: bytes  # all that comes before a claim's id of the usual length, if nothing is added to the request
+    tail: bytes
 
 
 def prepared(name: str, keys: Sequence[str], before: Sequence[str | int], after: Sequence[str | int] = ()) -> Prepared:
     size = 3 + len(keys) + len(before) + 1 + len(after)
-    return Prepared(script(name), keys[0], size, script(name).digest + words(len(keys), *keys, *before), words(*after))
+    start, end = script(name).digest + words(len(keys), *keys, *before), words(*after)
+    head = b"*%d\r\n%b$%d\r\n" % (size, start, CLAIM_ID_CHARS)
+    return Prepared(script(name), keys[0], size, start, end, head, b"\r\n" + end)
 
 
 @lru_cache(maxsize=1024)

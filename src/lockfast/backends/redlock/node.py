@@ -63,14 +63,13 @@ class RedisNode(RedisBackend):
 
     def quick_vote(self, claim: Claim, fence: int) -> bytes:
         """The same request for every server: it votes if the name is free. Its reply is a fence or None."""
-        _, _, size, before, after = _quick_vote(claim.terms)
-        now = self._now()
+        prepared, now = _quick_vote(claim.terms), self._now()
         return b"*%d\r\n%b$%d\r\n%b\r\n%b$16\r\n%016d\r\n%b" % (
-            size + len(now),
-            before,
+            prepared.size + len(now),
+            prepared.before,
             len(claim.id),
             claim.id.encode(),
-            after,
+            prepared.after,
             fence,
             words(*now) if now else b"",
         )
