@@ -267,6 +267,18 @@ def test_what_was_cancelled_is_not_waited_for_any_more(stage: Stage) -> None:
         assert stage.engine.outage.unanswered == {}
 
 
+def test_a_release_that_failed_counts_as_answered_while_it_is_repeated(stage: Stage) -> None:
+    lease = stage.do(stage.locks.lock("a", ttl=TTL_S).acquire())
+    stage.backend.fails = True  # at once
+    job = stage.start(lease._release())
+    for _ in range(5):
+        stage.pass_time(0.1)
+        assert not job.done
+        assert stage.engine.outage.unanswered == {}
+    stage.backend.fails = False
+    assert stage.simulation.run_until_done(job)
+
+
 def test_a_child_of_a_fork_waits_for_no_answer_of_its_parents(stage: Stage) -> None:
     stage.engine.outage.sent("request", stage.simulation.time, None)
     parent = stage.engine.outage

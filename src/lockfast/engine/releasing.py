@@ -36,29 +36,33 @@ async def release(engine: Engine, lease: Lease, successor: str = "", *, until: f
     # An earlier request, perhaps of another thread that waits for its answer, may have freed it; time has not.
     again = lease._state == "releasing" and now < lease._deadline
     linger = time_to_linger(engine, lease) if lease._request.min_hold else 0.0
+    claim, outage = lease._claim, engine.outage if engine.outage.watches else None
     try:
         if not lease._move("release"):
             return False
         within = (until if until < lease._deadline else lease._deadline) - now  # then it has ended by itself
         within = engine.patience if within > engine.patience else max(MIN_WITHIN_S, within)
+        until = now + within
         try:
-            if not engine.outage.watches:
-                freed = await engine.backend.release(lease._claim, linger=linger, within=within, successor=successor)
-            else:  # half of it: a connection may be dead, and then there is time to try another
-                half, backend, claim = within / 2, engine.backend, lease._claim
-                freed = await engine.watched(
-                    lambda: backend.release(claim, linger=linger, within=half, successor=successor), now, now + within
-                )
+            if outage is not None:
+                within /= 2  # a connection may be dead, and then there is time to try another
+                outage.sent(claim.id, now, until)
+            freed = await engine.backend.release(claim, linger=linger, within=within, successor=successor)
+            if outage is not None:
+                outage.answered(claim.id)
         except BackendUnavailable as error:
+            engine.outage.ended(claim.id)
             if error.transient:
-                engine.outage.failed(error, now, engine.now(), now + within)
-            freed, again = await release_again(engine, lease, linger, successor, now + within, error), True
+                engine.outage.failed(error, now, engine.now(), until)
+            freed, again = await release_again(engine, lease, linger, successor, until, error), True
         return _ended(engine, lease, freed or again)  # again: an earlier try that went unanswered has freed it
     except Exception:
+        engine.outage.ended(claim.id)
         raise
     except BaseException as interrupt:
         # Cancelled or interrupted: the release is finished first, then the interrupt goes on.
         try:
+            engine.outage.ended(claim.id)  # no caller waits for its answer any more
             if lease._state == "releasing" and interrupt.__class__ is not GeneratorExit:
                 with suppress(LockError):
                     await engine.world.shielded(_finish(engine, lease, linger, successor))
@@ -69,6 +73,9 @@ async def release(engine: Engine, lease: Lease, successor: str = "", *, until: f
         if lease._state != "releasing":
             engine.keeper.forget(lease)
         raise
+    finally:
+        if outage is not None and claim.id in outage.unanswered:  # no call: an interrupt could fall into it
+            del outage.unanswered[claim.id]
 
 
 async def _finish(engine: Engine, lease: Lease, linger: float, successor: str) -> None:
