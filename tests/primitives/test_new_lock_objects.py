@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import lockfast
-from lockfast.primitives.locks import MAX_KNOWN_REQUESTS
+from lockfast.primitives.locks import MAX_KNOWN_OPTIONS, MAX_KNOWN_REQUESTS
 
 
 @pytest.fixture
-def locks() -> lockfast.Locks:
-    return lockfast.connect("memory://new-lock-objects")
+def locks() -> Iterator[lockfast.Locks]:
+    with lockfast.connect("memory://new-lock-objects") as locks:
+        yield locks
 
 
 def test_an_option_is_checked_though_it_equals_one_that_was_valid(locks: lockfast.Locks) -> None:
@@ -61,10 +63,21 @@ def test_objects_differ_in_each_option(locks: lockfast.Locks) -> None:
     assert locks.lock("x")._logic.request == before
 
 
+def test_objects_with_the_same_options_differ_in_their_names() -> None:
+    locks = lockfast.connect("memory://new-lock-objects", namespace="shop")
+    first, second = (locks.lock(name, wait=1)._logic.request for name in ("x", "y"))
+    assert (first.terms.name, first.terms.key) == ("x", locks.lock("x", wait=2)._logic.request.terms.key)
+    assert (second.terms.name, second.terms.key) == ("y", locks.lock("y", wait=2)._logic.request.terms.key)
+    assert first.terms.key != second.terms.key != "y"
+    with pytest.raises(ValueError, match="control characters"):
+        locks.lock("x\n", wait=1)
+
+
 def test_what_is_remembered_is_bounded(locks: lockfast.Locks) -> None:
     for number in range(MAX_KNOWN_REQUESTS + 10):
-        locks.lock(f"x{number}")
+        locks.lock(f"x{number}", ttl=number + 1)
     assert locks._logic._known_request.cache_info().currsize == MAX_KNOWN_REQUESTS
+    assert locks._logic._known_options.cache_info().currsize == MAX_KNOWN_OPTIONS
 
 
 def test_in_the_child_of_a_fork_a_new_object_has_the_child_s_holder(locks: lockfast.Locks) -> None:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 TURN_TTL_S: Final = 10.0  # of the turn of a waiter at a limiter
 MAX_UNUSABLE_NAMES: Final = 10_000  # that are remembered
 MAX_KNOWN_REQUESTS: Final = 1024  # of lock objects that were made lately
+MAX_KNOWN_OPTIONS: Final = 64  # with which they were made: few, where there are many names
 
 
 class LocksLogic:
@@ -52,6 +53,7 @@ class LocksLogic:
         valid(engine.holder, "holder")
         # `with locks.lock(name):` makes a lock object for each use. By type too: True is no ttl, but equals 1.
         self._known_request = lru_cache(MAX_KNOWN_REQUESTS, typed=True)(self._plain_request)
+        self._known_options = lru_cache(MAX_KNOWN_OPTIONS, typed=True)(self._request_of_any_name)
         self._unusable_names = BoundedSet[str](MAX_UNUSABLE_NAMES)  # listed as damaged: break_lock takes them
 
     def _request(
@@ -129,9 +131,14 @@ class LocksLogic:
         except TypeError:  # an option that cannot be hashed; no valid one is like that
             return LockLogic(self.engine, self._request(name, *options, **named))
 
-    def _plain_request(self, _holder: str, name: str, *options: Any, **named: Any) -> Request:
+    def _plain_request(self, holder: str, name: str, *options: Any, **named: Any) -> Request:
         """Remembered by the holder too: in the child of a fork it is another."""
-        return self._request(name, *options, **named)
+        like, name = self._known_options(holder, *options, **named), valid(name)
+        terms = Terms(qualify(self.namespace, name), name, *like.terms[2:])
+        return Request(terms, *like[1:])
+
+    def _request_of_any_name(self, _holder: str, *options: Any, **named: Any) -> Request:
+        return self._request("any", *options, **named)
 
     def semaphore(self, name: str, limit: int, **options: Any) -> LockLogic:
         return LockLogic(self.engine, self._request(name, mode=SHARED, limit=whole(limit, "limit", 1), **options))
