@@ -68,8 +68,12 @@ class Store:
         return [*drive(self.backend.renew(batch, within=WITHIN))]
 
     def ttls(self, name: str) -> dict[str, float]:
-        """By claim, as `library.lua` describes the record of a name."""
-        record = self.servers[0].command("GET", f"lockfast:{{{name}}}:held").decode()
+        """By claim, as `library.lua` and `rows.lua` describe the record of a name."""
+        key = f"lockfast:{{{name}}}"
+        rows = self.servers[0].command("HGETALL", f"{key}:rows")
+        if rows:
+            return {id.decode(): int(row.split(b" ")[0]) / 1e6 for id, row in zip(rows[::2], rows[1::2], strict=True)}
+        record = self.servers[0].command("GET", f"{key}:held").decode()
         holds = [line.split(" ") for line in record[17:].split("\n")]
         return {hold[0]: int(hold[4]) / 1e6 for hold in holds}
 

@@ -70,6 +70,11 @@ def use_everything(url: str) -> None:
         with locks.semaphore("pool", 2), others.semaphore("pool", 2):
             waiter = in_queue(locks.semaphore("pool", 2), others)
         join(waiter)
+        permits = [locks.semaphore("many", 20, ttl=60 + each).acquire() for each in range(20)]
+        for permit in permits:
+            assert permit
+            permit.extend(100)
+            assert permit.release()
         assert not locks.break_lock("x").locked
 
 

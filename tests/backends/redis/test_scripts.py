@@ -6,7 +6,7 @@ from importlib.resources import files
 
 import pytest
 
-from lockfast.backends.redis.requests import _CONSTANTS, source
+from lockfast.backends.redis.requests import CONSTANTS, source
 
 SCRIPTS = sorted(
     f"{folder}{file.name.removesuffix('.lua')}"
@@ -19,7 +19,7 @@ SCRIPTS = sorted(
 def test_no_constant_and_no_part_is_left_to_be_put_in(name: str) -> None:
     text = source(name)
     words = {word.strip("(),'") for word in text.split()}
-    assert not words & set(_CONSTANTS)
+    assert not words & set(CONSTANTS)
     assert not [line for line in text.splitlines() if line.startswith("--@")]
 
 
@@ -29,4 +29,4 @@ def test_all_constants_are_used() -> None:
         for package in ("redis", "redlock")
         for file in (files(f"lockfast.backends.{package}") / "scripts").iterdir()
     )
-    assert [constant for constant in _CONSTANTS if constant not in texts] == []
+    assert [constant for constant in CONSTANTS if constant not in texts] == []

@@ -151,16 +151,27 @@ class RedisBackend:
         return await self._driver.wakeups.wait(claim, seconds)
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool | None]:
+        until = boot_now() + within
         calls, places = requests.renewals(batch, self._driver.names_per_script, self._now())
         answers = await self._driver.run_all(script("renew"), calls, within, replicated=True)
         errors = [answer for answer in answers if isinstance(answer, BackendUnavailable)]
         if len(errors) == len(answers):
             raise errors[0]
         kept: builtins.list[bool | None] = [None] * len(batch)
+        unsaid: builtins.list[int] = []
         for part, answer in zip(places, answers, strict=True):
             if not isinstance(answer, BackendUnavailable):
                 for place, one in zip(part, answer, strict=True):
                     kept[place] = one == 1
+                    if one is None:
+                        kept[place] = None
+                        unsaid.append(place)
+        if unsaid:
+            # Shared claims hold the name. This one lost it, or is one of them: the reply to its downgrade was lost.
+            again = [requests.as_shared(batch[place]) for place in unsaid]
+            with suppress(BackendUnavailable):
+                for place, answer in zip(unsaid, await self.renew(again, within=time_left(until)), strict=True):
+                    kept[place] = answer
         return kept
 
     async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:

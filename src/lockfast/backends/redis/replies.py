@@ -46,9 +46,13 @@ def info(key: str, answer: Any) -> LockInfo:
             expires_at=(wall + left) / MICRO,
             metadata=text(metadata),
         )
-        for id, holder, fence, mode, acquired, left, metadata in found
+        for id, holder, fence, mode, acquired, left, metadata in sorted(found, key=_fence)  # the oldest first
     ]
     return lock_info(key, holds, _queue(waiters, now), _DAMAGES.get(damaged, ""))
+
+
+def _fence(found: Sequence[Any]) -> int:
+    return int(found[2])
 
 
 def seconds_left(answer: Any) -> dict[str, float]:

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from lockfast._ids import CLAIM_ID_CHARS
-from lockfast._model import GRACE_S, MAX_KEPT_CHANGES, MAX_TTL_S, PRESENCE_S, RECENT_S, SHARED, Renewal, Terms
+from lockfast._model import GRACE_S, MAX_KEPT_CHANGES, MAX_TTL_S, PRESENCE_S, RECENT_S, SHARED, Claim, Renewal, Terms
 from lockfast._records import DEEPEST, LARGEST_METADATA, LARGEST_NUMBER, LONGEST_NAME, PLAIN
 from lockfast._values import FAR_VERSION, MAX_BOOKED_NS
 from lockfast.backends.redis.io.resp import CLUSTERED, CONFIRMS, Script, words
@@ -29,10 +29,11 @@ from lockfast.backends.redis.io.router import Call
 
 MICRO: Final = 1_000_000
 DAY_US: Final = 86_400_000_000
+_KINDS: Final = ("held", "queue", "waiters", "observers", "changes", "lapsed", "rows", "ends")
 _SAFE: Final = string.punctuation.replace("%", "")
 
 _FENCE_TTL_MS: Final = 2 * DAY_US // 1000  # of a name's last fence after its last use, less at most a day
-_CONSTANTS: Final[dict[str, int | str]] = {
+CONSTANTS: Final[dict[str, int | str]] = {
     "DAY_US": DAY_US,
     "FENCE_TTL_MS": _FENCE_TTL_MS,
     "VERSION_TTL_MS": 30 * DAY_US // 1000,  # of the last version of a deleted cell
@@ -42,6 +43,9 @@ _CONSTANTS: Final[dict[str, int | str]] = {
     "GRACE_US": int(GRACE_S * MICRO),
     "RECENT_US": int(RECENT_S * MICRO),
     "MAX_KEPT_CHANGES": MAX_KEPT_CHANGES,
+    "MANY_HOLDS": 8,  # above which the shared holds of a name are rows
+    "FEW_HOLDS": 4,  # down to which they stay rows
+    "MAX_WORDS": 1000,  # of one command; even, because they come in pairs
     "MAX_WAITERS_AT_ONCE": 100,  # that one command reads, and dead ones that one request deletes
     "CLUSTERED": f"'{CLUSTERED}'",
     "CONFIRMS": f"'{CONFIRMS}'",
@@ -75,7 +79,7 @@ def _text(name: str) -> str:
 @cache
 def source(name: str) -> str:
     """The text of a script as it is sent: its constants are put in."""
-    return re.sub(r"\b[A-Z_]+\b", lambda word: str(_CONSTANTS.get(word[0], word[0])), _text(name))
+    return re.sub(r"\b[A-Z_]+\b", lambda word: str(CONSTANTS.get(word[0], word[0])), _text(name))
 
 
 @cache
@@ -107,7 +111,7 @@ def pattern_of(prefix: str) -> str:
 
 def keys_of(key: str) -> list[str]:
     tag = tagged(key)
-    return [f"{tag}:{kind}" for kind in ("held", "queue", "waiters", "observers", "changes", "lapsed")]
+    return [f"{tag}:{kind}" for kind in _KINDS]
 
 
 class Prepared(NamedTuple):
@@ -169,14 +173,26 @@ def renewals(batch: Sequence[Renewal], size: int, now: tuple[bytes, ...]) -> tup
     return [_renewal([batch[place] for place in part], now) for part in parts], parts
 
 
+def as_shared(renewal: Renewal) -> Renewal:
+    """The same with all keys that the name of a shared claim has."""
+    id, terms = renewal.claim
+    return renewal._replace(claim=Claim(id, terms._replace(mode=SHARED)))
+
+
 def _renewal(part: Sequence[Renewal], now: tuple[bytes, ...]) -> Call:
     """Ten thousand leases are renewed this way, so every operation counts."""
     keys, args = [], []
+    shared: dict[str, None] = {}
     for (id, terms), ttl, fence in part:
         key = f"{tagged(terms.key)}:held".encode()
         keys.append(b"$%d\r\n%b\r\n" % (len(key), key))
+        if terms.mode == SHARED:
+            shared[terms.key] = None
         args.append(f"${len(id)}\r\n{id}\r\n{_length_and_value(ttl)}$16\r\n{fence:016d}\r\n")
-    head = b"*%d\r\n%b%b" % (4 + 4 * len(part), script("renew").digest, words(len(part)))
+    others = [f"{tagged(name)}:{kind}" for name in shared for kind in _KINDS[-2:]]
+    keys.append(words(*others))
+    number = len(part) + len(others)
+    head = b"*%d\r\n%b%b" % (4 + number + 3 * len(part), script("renew").digest, words(number))
     first = f"{tagged(part[0].claim.terms.key)}:held"
     return Call(first, b"%b%b%b%b" % (head, b"".join(keys), words(*now or ("",)), "".join(args).encode()))
 

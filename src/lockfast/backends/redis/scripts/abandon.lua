@@ -10,7 +10,7 @@ local frees = true
 --@library
 
 local made_room = expire()
-local mine, waiter = holds[id], (contended or damage == 'all') and read_waiter(id)
+local mine, waiter = hold_of(id), (contended or damage == 'all') and read_waiter(id)
 if waiter then
   if reserved[id] then take_room(waiter.mode, -1) end
   drop_waiter(id)

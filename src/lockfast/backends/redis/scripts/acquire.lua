@@ -81,6 +81,7 @@ end
 
 -- All claims that share a name, or wait to, have one limit, so it is enough to read one of them.
 local function other_limit()
+  if rows and rows.count > (holds[id] and 1 or 0) then return rows.limit end
   for other, hold in inside() do
     if hold.mode == 's' and other ~= id then return hold.limit end
   end
@@ -117,8 +118,9 @@ local function forget_dead_waiters()
 end
 
 refresh(id)
-local mine = holds[id]
+local mine, unread = hold_of(id)
 if mine and not mine.ended then return grant_again(mine) end
+damage = damage or unread
 if tombstones[id] then
   save()
   return { 0, -1, false, false, number }
@@ -161,17 +163,13 @@ if ARGV[7] ~= '' then
   if not contended then contended, changed = true, true end
 end
 local ahead = contended and (ask('ZRANK', KEYS[2], id) or ask('ZCARD', KEYS[2])) or 0
-local room_at
-local function ends(at)  -- an exclusive claim waits for the last of them, a shared one for the first
-  if not room_at or (mode == 'x' and at > room_at) or (mode ~= 'x' and at < room_at) then room_at = at end
-end
-for _, hold in inside() do ends(hold.ends) end
+-- An exclusive claim waits for the last of them, a shared one for the first.
+local room_at, whose = end_of_holds(mode == 'x')
 for _, one in pairs(reserved) do
   if not own or one.place < own.place then ahead = ahead + 1 end
-  ends(one.until_)
+  if not room_at or (one.until_ > room_at) == (mode == 'x') then room_at = one.until_ end
 end
 if ARGV[7] ~= '' then forget_dead_waiters() end
-local who, whose = false, false
-for other, hold in inside() do who, whose = hold.holder, other end
+local hold = whose and hold_of(whose)
 save()
-return { ahead, room_at and math.max(0, room_at - now) or -1, who, whose, number }
+return { ahead, room_at and math.max(0, room_at - now) or -1, hold and hold.holder or false, hold and whose or false, number }

@@ -12,6 +12,8 @@ local frees = true
 
 local breaks = ARGV[1] == 'break'
 if breaks then expire() else read_state() end
+local unread = rows and rows.read_all() or 0
+if unread > 0 then damage = damage or 'some' end
 if damage == 'all' then contended, observed = true, redis.call('EXISTS', KEYS[4]) == 1 end
 local found, was = {}, nil
 for id, hold in inside() do
@@ -26,6 +28,10 @@ if waiters.err then
   waiters = {}
 end
 if breaks then
+  if rows then
+    rows.drop()
+    take_room('s', -unread)
+  end
   for _, hold in ipairs(found) do end_hold(hold[1]) end
   if damage then
     exclusive = damage == 'all' and 0 or exclusive - #unreadable

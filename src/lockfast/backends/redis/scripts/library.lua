@@ -3,11 +3,13 @@
 --
 -- KEYS  1 held: who holds   2 queue: sorted set of waiters by place   3 waiters: hash
 --       4 observers: hash   5 changes: sorted set by number   6 lapsed: sorted set of waiters by `alive`
+--       7 rows: hash of shared holds, if there are many   8 ends: sorted set of those claims by their end
 -- `held` is one string: the last number given out in 16 digits, a sign, and a line for each
 --   claim base fence acquired ttl mode limit holder metadata      holder, whose hold ends at base + ttl
 --   ~claim ...                                                    holder that has released, and lingers
 --   ?claim until alive place mode                                 waiter that the name is reserved for
 --   !claim until                                                  tombstone: a claim that was abandoned before it arrived
+--   #limit latest                                                 all holds are in `rows`, see rows.lua; `latest` is their last base
 -- The sign is "-" if the name is free, and then nothing follows; "+" if there may be waiters; "*" if there may be
 -- observers too; else "=". A waiter is "alive place mode limit address ttl holder metadata", whose last request came
 -- PRESENCE_US before `alive`; an observer "alive address". Times are
@@ -22,6 +24,7 @@
 local holds, ids, reserved, tombstones, exclusive, shared = {}, {}, {}, {}, 0, 0
 local unreadable, damage = {}, nil  -- lines that cannot be read; "some" if there are any, "all" if nothing can be read
 local number, contended, observed, changed, queue_is_empty = 0, false, false, false, false
+local rows  -- nil if the holds are in the string; else what "#" says, the number of holds, and the functions of rows.lua
 
 local function text(number) return string.format('%d', number) end
 
@@ -49,6 +52,37 @@ local function are_numbers(...)
   return true
 end
 
+-- Run a command on any key but `held`. A key of another type is deleted first.
+local function ask(command, key, ...)
+  local answer = redis.pcall(command, key, ...)
+  if type(answer) ~= 'table' or not answer.err then return answer end
+  if string.find(answer.err, 'WRONGTYPE', 1, true) then redis.call('DEL', key) end
+  return redis.call(command, key, ...)
+end
+
+local function add_hold(id, hold)
+  ids[#ids + 1] = id
+  hold.place = #ids
+  holds[id] = hold
+end
+
+-- The holds that were read, the oldest first.
+local function inside()
+  local place = 0
+  return function()
+    repeat
+      place = place + 1
+      local id = ids[place]
+      local hold = holds[id]
+      if not id or (hold and hold.place == place) then return id, hold end
+    until false
+  end
+end
+
+local function use_rows()
+--@rows
+end
+
 local function read_line(line)
   local sign = string.sub(line, 1, 1)
   if sign == '?' then
@@ -61,13 +95,19 @@ local function read_line(line)
     local id, until_ = string.match(line, '^!(%S+) (%d+)$')
     if not are_numbers(until_) then return false end
     if tonumber(until_) > now then tombstones[id] = tonumber(until_) end
+  elseif sign == '#' then
+    if rows then return false end
+    use_rows()
+    if not rows.begin(line) then
+      rows = nil
+      return false
+    end
   else
     local ended, id, base, fence, acquired, ttl, mode, limit, holder, metadata =
       string.match(line, '^(~?)(%S+) (%d+) (%d+) (%d+) (%d+) ([xs]) (%d+) (%S*) (.*)$')
     if not are_numbers(base, fence, acquired, ttl, limit) or tonumber(ttl) > MAX_TTL_US or holds[id] then return false end
-    holds[id] = { base = tonumber(base), ttl = tonumber(ttl), fence = tonumber(fence), acquired = acquired,
-      ended = ended == '~', mode = mode, limit = limit, holder = holder, metadata = metadata, ends = base + ttl }
-    ids[#ids + 1] = id
+    add_hold(id, { base = tonumber(base), ttl = tonumber(ttl), fence = tonumber(fence), acquired = acquired,
+      ended = ended == '~', mode = mode, limit = limit, holder = holder, metadata = metadata, ends = base + ttl })
     take_room(mode, 1)
   end
   return true
@@ -99,21 +139,23 @@ local function read_state()
   end
 end
 
--- Run a command on waiters, observers or changes. A key of another type is deleted first.
-local function ask(command, key, ...)
-  local answer = redis.pcall(command, key, ...)
-  if type(answer) ~= 'table' or not answer.err then return answer end
-  if string.find(answer.err, 'WRONGTYPE', 1, true) then redis.call('DEL', key) end
-  return redis.call(command, key, ...)
+-- The claim's hold; or nil, and the damage if there is one that cannot be read.
+local function hold_of(id)
+  if holds[id] or not rows then return holds[id] end
+  return rows.read(id)
 end
 
--- The holds, the oldest first.
-local function inside()
-  local place = 0
-  return function()
-    place = place + 1
-    return ids[place], holds[ids[place]]
+-- When the first or the last of the holds ends (nil if there is none), and which claim's that is.
+local function end_of_holds(last)
+  local at, whose
+  for id, hold in inside() do
+    if not at or (hold.ends < at) ~= last then at, whose = hold.ends, id end
   end
+  if rows then
+    local id, ends = unpack(ask('ZRANGE', KEYS[8], last and -1 or 0, last and -1 or 0, 'WITHSCORES'))
+    if id and not holds[id] and (not at or (tonumber(ends) < at) ~= last) then at, whose = tonumber(ends), id end
+  end
+  return at, whose
 end
 
 -- Whether there may be waiters or observers. The server is asked only once the queue was seen to be empty: a waiter whose
@@ -126,11 +168,21 @@ end
 local function save()
   if not changed or damage == 'all' then return end
   contended = still_contended()
+  if rows then
+    if rows.count <= FEW_HOLDS and rows.read_all() == 0 then rows.drop() end
+  elseif exclusive == 0 and shared > MANY_HOLDS then
+    use_rows()
+    if not rows.take_over() then rows = nil end
+  end
   local lines, longest = {}, 0
-  for id, hold in inside() do
-    lines[#lines + 1] = string.format('%s %d %d %s %d %s %s %s %s', hold.ended and '~' .. id or id, hold.base, hold.fence,
-      hold.acquired, hold.ttl, hold.mode, hold.limit, hold.holder, hold.metadata)
-    longest = math.max(longest, hold.base + hold.ttl - now)
+  if rows then
+    lines[1], longest = '#' .. rows.limit .. ' ' .. text(now), rows.save() - now
+  else
+    for id, hold in inside() do
+      lines[#lines + 1] = string.format('%s %d %d %s %d %s %s %s %s', hold.ended and '~' .. id or id, hold.base, hold.fence,
+        hold.acquired, hold.ttl, hold.mode, hold.limit, hold.holder, hold.metadata)
+      longest = math.max(longest, hold.base + hold.ttl - now)
+    end
   end
   for id, one in pairs(reserved) do
     lines[#lines + 1] = string.format('?%s %d %d %d %s', id, one.until_, one.alive, one.place, one.mode)
@@ -138,8 +190,12 @@ local function save()
   for id, until_ in pairs(tombstones) do lines[#lines + 1] = '!' .. id .. ' ' .. text(until_) end
   for _, line in ipairs(unreadable) do lines[#lines + 1] = line end
   local sign = contended and (observed and '*' or '+') or #lines == 0 and '-' or '='
-  write('SET', KEYS[1], string.format('%016d', number) .. sign .. table.concat(lines, '\n'),
-    'PX', math.ceil((longest + math.max(0, number - wall)) / 1000) + FENCE_TTL_MS)  -- longer if the clock was set back
+  local lives = math.ceil((longest + math.max(0, number - wall)) / 1000) + FENCE_TTL_MS  -- longer if the clock was set back
+  write('SET', KEYS[1], string.format('%016d', number) .. sign .. table.concat(lines, '\n'), 'PX', lives)
+  if rows then
+    redis.call('PEXPIRE', KEYS[7], lives)
+    redis.call('PEXPIRE', KEYS[8], lives)
+  end
 end
 
 local function count_number()
@@ -198,14 +254,12 @@ local function record_change(fence, holder)
 end
 
 local function end_hold(id)
-  local hold = holds[id]
+  local hold = holds[id] or (observed and hold_of(id))
   holds[id] = nil
-  for place = #ids, 1, -1 do
-    if ids[place] == id then table.remove(ids, place) end
-  end
-  take_room(hold.mode, -1)
+  take_room(hold and hold.mode or 's', -1)
   changed = true
-  record_change(hold.fence, nil)
+  if rows then rows.delete(id) end
+  if hold then record_change(hold.fence, nil) end
 end
 
 local function fits(mode, limit)
@@ -217,12 +271,12 @@ end
 -- Make the claim a holder. One that has released, and lingers, takes room already.
 local function admit(id, ttl, mode, limit, holder, metadata)
   local fence = count_number()
-  if not holds[id] then
-    ids[#ids + 1] = id
+  if not hold_of(id) then
     take_room(mode, 1)
+    if rows then rows.count = rows.count + 1 end
   end
-  holds[id] = { base = now, ttl = ttl, fence = fence, acquired = text(wall), ended = false, mode = mode, limit = limit,
-    holder = holder, metadata = metadata, ends = now + ttl }
+  add_hold(id, { base = now, ttl = ttl, fence = fence, acquired = text(wall), ended = false, mode = mode, limit = limit,
+    holder = holder, metadata = metadata, ends = now + ttl })
   record_change(fence, holder)
   return fence
 end
@@ -297,12 +351,14 @@ end
 local function expire()
   read_state()
   local over = {}
+  if rows and rows.latest > now then rows.read_all() end  -- the clock was set back
   for id, hold in inside() do
     if hold.base > now then  -- the clock was set back: its ttl counts from now
       hold.base, hold.ends, changed = now, now + hold.ttl, true
     end
     if hold.ends <= now then over[#over + 1] = id end
   end
+  if rows and #ids == 0 then over = ask('ZRANGEBYSCORE', KEYS[8], '-inf', text(now)) end
   local made_room = #over > 0
   for _, id in ipairs(over) do end_hold(id) end
   for id, one in pairs(reserved) do

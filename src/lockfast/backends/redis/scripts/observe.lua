@@ -33,14 +33,12 @@ end
 if not known or after == '0' then
   changes = {}
   local number = text(count_number())
+  if rows then rows.read_all() end
   for _, hold in inside() do
     if not hold.ended then changes[#changes + 1] = number .. ' ' .. text(hold.fence) .. ' +' .. hold.holder end
   end
   if #changes == 0 then changes[1] = number .. ' 0 -' end
 end
-local soonest
-for _, hold in inside() do
-  if not soonest or hold.ends < soonest then soonest = hold.ends end
-end
+local soonest = end_of_holds(false)
 save()
 return { soonest and math.max(0, soonest - now) or -1, changes }

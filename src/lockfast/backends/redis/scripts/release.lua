@@ -47,7 +47,7 @@ local frees = true
 --@library
 
 refresh()
-local hold = holds[id]
+local hold, unread = hold_of(id)
 local held = hold and not hold.ended
 if held and linger > 0 then
   hold.ended, hold.base, hold.ttl, changed = true, now, linger, true
@@ -56,5 +56,5 @@ elseif held then
   hand_over(ARGV[2])
 end
 save()
-if not held and damage then return damage end
-return held and ((contended or next(holds)) and 2 or 1) or 0
+if not held and (damage or unread) then return damage or unread end
+return held and ((contended or rows or next(holds)) and 2 or 1) or 0

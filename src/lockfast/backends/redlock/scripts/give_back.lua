@@ -12,7 +12,7 @@ local frees = true
 --@library
 
 refresh()
-local mine = holds[id]
+local mine = hold_of(id)
 if mine and not mine.ended and mine.fence <= tonumber(ARGV[2]) then
   end_hold(id)
   if ARGV[4] ~= '' then

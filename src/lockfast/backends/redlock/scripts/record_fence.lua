@@ -11,7 +11,7 @@ local frees = false
 --@library
 
 refresh()
-local hold = holds[id]
+local hold = hold_of(id)
 local held = hold and not hold.ended
 if held and hold.fence == before then
   hold.fence, number, changed = fence, math.max(number, fence), true
