@@ -400,6 +400,21 @@ class TestQuestions:
             assert store.commands(ask).total() < FEW
         assert [info.queue for info in infos] == [tuple(claim.terms.holder for claim in waiters)] * 2
 
+    def test_the_metadata_of_the_waiters_is_not_sent(self, store: Store) -> None:
+        store.take(claim_of("x"))
+        waiters = [claim_of("x", metadata='"%s"' % ("m" * 10_000)) for _ in range(20)]
+        for claim in waiters:
+            assert isinstance(store.ask(claim), Busy)
+        server = store.servers[0]
+
+        def sent() -> int:
+            return int(re.findall(r"total_net_output_bytes:(\d+)", server.command("INFO", "stats").decode())[0])
+
+        before = sent()
+        info = drive(store.backend.inspect("x", within=WITHIN))
+        assert info.queue == tuple(claim.terms.holder for claim in waiters)
+        assert sent() - before < 50_000
+
 
 class TestRenewals:
     @shared

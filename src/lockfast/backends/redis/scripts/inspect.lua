@@ -27,6 +27,9 @@ if waiters.err then
   if not string.find(waiters.err, 'WRONGTYPE', 1, true) then redis.call('HVALS', KEYS[3]) end  -- to fail with the same error
   waiters = {}
 end
+for place, waiter in ipairs(waiters) do
+  if #waiter > PLAIN then waiters[place] = string.match(waiter, '^%d+ %d+ [xs] %d+ %S* %d+ %S* ') or '' end  -- no metadata
+end
 if breaks then
   if rows then
     rows.drop()
