@@ -400,6 +400,19 @@ class TestQuestions:
             assert store.commands(ask).total() < FEW
         assert [info.queue for info in infos] == [tuple(claim.terms.holder for claim in waiters)] * 2
 
+    def test_a_list_inspects_only_names_that_are_not_free(self, store: Store) -> None:
+        """A name that was used in the last two days is there, and free."""
+        for number in range(4 * MANY):
+            assert store.release(store.take(claim_of(f"free {number}")))
+        store.take(claim_of("x"))
+        store.queue_up(2)
+        found: list[LockInfo] = []
+        ask = partial(store.backend.list, "", within=WITHIN)
+        assert len(drive(ask())) == 1  # the servers have the scripts
+        commands = store.commands(lambda: found.extend(drive(ask())))
+        assert [(info.name, info.locked, info.waiters) for info in found] == [("x", True, 2)]
+        assert commands["evalsha"] == 4 * MANY // 100 + 2
+
     def test_the_metadata_of_the_waiters_is_not_sent(self, store: Store) -> None:
         store.take(claim_of("x"))
         waiters = [claim_of("x", metadata='"%s"' % ("m" * 10_000)) for _ in range(20)]

@@ -128,13 +128,14 @@ class TestCosts:
 
     def test_all_permits_are_renewed_by_one_request(self, store: Store) -> None:
         """More than one command of a script can take."""
-        permits = fill(store, MANY)
+        number = 5000
+        permits = fill(store, number)
         store.clock.advance(30)
-        assert store.renew([*permits, permits[0]._replace(fence=1)]) == [True] * MANY + [False]
+        assert store.renew([*permits, permits[0]._replace(fence=1)]) == [True] * number + [False]
         store.clock.advance(59)
         again: Any = store.ask(permits[0].claim)
         assert again.fence == permits[0].fence
-        assert command(store, "ZCARD", ENDS) == MANY
+        assert len(store.fences("x")) == number
 
     def test_many_that_expire_at_once_make_room(self, store: Store) -> None:
         fill(store, MANY, ttl=30.0)

@@ -42,6 +42,7 @@ IN_DOUBT: Final = 1
 IN_ORDER: Final = 2
 MAX_CONTENDED: Final = 4096  # names
 MAX_INSPECTED_AT_ONCE: Final = 500  # names
+MAX_CALLS_AT_ONCE: Final = 100  # that ask which names are free
 
 
 class RedisBackend:
@@ -253,20 +254,37 @@ class RedisBackend:
     async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
         found = await self._driver.scan(pattern_of(prefix), within)
         records = map(name_in, (key for key in found if key.endswith((b":held", b":waiters"))))
-        names = sorted({name for name in records if name is not None})
+        names = await self._not_free(sorted({name for name in records if name is not None}), within)
         infos: builtins.list[LockInfo] = []
         for start in range(0, len(names), MAX_INSPECTED_AT_ONCE):
             infos += await self._inspect_all(names[start : start + MAX_INSPECTED_AT_ONCE], within)
         return [info for info in infos if info.holders or info.waiters]
 
+    async def _not_free(self, names: builtins.list[str], within: float) -> builtins.list[str]:
+        """Most names on a server are free: their last number is kept, and nothing is left to show."""
+        size = self._driver.names_per_script
+        parts = [names[start : start + size] for start in range(0, len(names), size)]
+        found: builtins.list[str] = []
+        for start in range(0, len(parts), MAX_CALLS_AT_ONCE):
+            some = parts[start : start + MAX_CALLS_AT_ONCE]
+            keys = [[keys_of(name)[0] for name in part] for part in some]
+            answers = await self._run_each("not_free", keys, (), within)
+            found += [part[place - 1] for part, places in zip(some, answers, strict=True) for place in places]
+        return found
+
     async def _inspect_all(self, names: Sequence[str], within: float) -> builtins.list[LockInfo]:
-        keys = [keys_of(name) for name in names]
-        calls = [Call(each[0], call(script("inspect"), each, ("all", *self._now()))) for each in keys]
-        answers = await self._driver.run_all(script("inspect"), calls, within)
+        answers = await self._run_each("inspect", [keys_of(name) for name in names], ("all", *self._now()), within)
+        return [replies.info(name, answer) for name, answer in zip(names, answers, strict=True)]
+
+    async def _run_each(
+        self, name: str, keys: Sequence[Sequence[str]], args: Sequence[str | bytes], within: float
+    ) -> builtins.list[Any]:
+        calls = [Call(each[0], call(script(name), each, args)) for each in keys]
+        answers = await self._driver.run_all(script(name), calls, within)
         for answer in answers:
             if isinstance(answer, BackendUnavailable):
                 raise answer
-        return [replies.info(name, answer) for name, answer in zip(names, answers, strict=True)]
+        return answers
 
     async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
         now = self._driver.now
