@@ -353,7 +353,7 @@ def test_a_server_is_not_taken_for_unreachable_while_this_process_makes_other_co
         return add_dialled(connections, seconds)
 
     monkeypatch.setattr(ConnectionSet, "add_dialled", pass_time)
-    for module in (redlock_blocking, redlock_connections):
+    for module in (redlock_blocking, redlock_connections, rounds):
         monkeypatch.setattr(module, "boot_now", lambda: boot_now() + ahead)
     answers = ask(locks, HOUR)
     assert [type(answer) for answer in answers].count(bytes) >= 2, answers
