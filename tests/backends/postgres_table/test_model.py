@@ -17,7 +17,7 @@ from tests.servers.postgres_tables import table
 
 
 class PostgresTableMachine(Machine):
-    hands_over = False
+    hands_over = True
 
     def where(self) -> str:
         return table().url(Path(self.folder.name))

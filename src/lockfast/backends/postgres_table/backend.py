@@ -30,6 +30,7 @@ from lockfast.backends.postgres_table.requests import (
     columns_of,
     split,
 )
+from lockfast.backends.wakeups import read_wake_up
 from lockfast.errors import BackendUnavailable
 
 MAX_CONTENDED: Final = 4096  # names
@@ -38,7 +39,7 @@ IN_USE: Final = Busy(0, requests.POLL_WITHOUT_WAKEUPS_S, unsettled=True)  # anot
 
 
 class PostgresTableBackend:
-    capabilities = Capabilities(drift=0.005)
+    capabilities = Capabilities(drift=0.005, hands_over=True)
 
     def __init__(self, driver: PostgresDriver, catalogue: Catalogue) -> None:
         self._driver = driver
@@ -48,7 +49,7 @@ class PostgresTableBackend:
     def _reset(self) -> None:
         self._contended = BoundedSet[str](MAX_CONTENDED)  # keys that others lately wanted too
         self._in_doubt = BoundedSet[str](MAX_IN_DOUBT)  # claims with an unanswered request, which may still arrive
-        self._queued: set[str] = set()  # claims that wait, and have a place in the queue
+        self._queued = BoundedSet[str](MAX_IN_DOUBT)  # claims that wait in a place in the queue, or were granted there
         self._locked_out: set[str] = set()  # claims that wait, and found their name locked at least once
         self._handed: dict[str, Grant] = {}  # claims that were granted by a release of our own, and do not know it yet
         self._abandoned: set[str] = set()  # abandoned claims, with no request since
@@ -139,11 +140,13 @@ class PostgresTableBackend:
         self._locked_out.discard(id)
         self._handed.pop(id, None)
 
-    def _hand_on(self, id: str, grant: Grant) -> None:
-        """One of our own holds now. If it does not learn of it here, it does so when it next asks."""
-        if len(self._handed) >= MAX_IN_DOUBT:
-            self._handed.clear()  # left by claims that were abandoned just then
-        self._handed[id] = grant
+    def _hand_on(self, wake_up: str, asked_at: float) -> None:
+        """For one of our own. If it holds now, and does not learn of it here, it does so when it next asks."""
+        id, grant = read_wake_up(wake_up)
+        if grant is not None:
+            if len(self._handed) >= MAX_IN_DOUBT:
+                self._handed.clear()  # left by claims that were abandoned just then
+            self._handed[id] = grant._replace(since=asked_at)
         self._driver.wakeups.wake(id)
 
     def _taken_over(self, claim: Claim) -> Grant:
@@ -206,10 +209,9 @@ class PostgresTableBackend:
         request = self._catalogue.joined("release", columns, requests.patience(within), self._now())
         freed = await self._driver.ask(request, within)
         if freed.__class__ is builtins.list:  # waiters of this process are next: the server need not notify them
-            for id in freed:
-                wakeups.wake(id)
-        elif freed.__class__ is dict:
-            self._hand_on(freed["claim"], requests.granted(freed["grant"], asked_at))
+            for wake_up in freed:
+                self._hand_on(wake_up, asked_at)
+        self._forget(claim.id)
         if claim.id in self._in_doubt:
             await self.abandon(claim, within=time_left(until))  # so that what is still on its way takes no effect
         return bool(freed)

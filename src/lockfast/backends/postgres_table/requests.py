@@ -129,8 +129,8 @@ def kept(text: Any) -> Any:
     return text
 
 
-def granted(answer: Any, since: float | None = None) -> Grant:
-    return Grant(answer["fence"], float(answer["acquired_at"]), since)
+def granted(answer: Any) -> Grant:
+    return Grant(answer["fence"], float(answer["acquired_at"]))
 
 
 def busy(answer: Any, *, cannot_listen: bool) -> Busy:
@@ -139,7 +139,9 @@ def busy(answer: Any, *, cannot_listen: bool) -> Busy:
     if cannot_listen:
         retry_after = min(retry_after, POLL_WITHOUT_WAKEUPS_S * (1 + position))
     holder = answer["holder"]
-    return Busy(position, retry_after, holder if holder is None else cut_id(holder))
+    # A grant takes the claim out of its place. So a grant with a higher number than this place came after this answer.
+    last_fence = answer.get("place")
+    return Busy(position, retry_after, holder if holder is None else cut_id(holder), last_fence=last_fence)
 
 
 def observation(answer: Any, *, cannot_listen: bool) -> Observation:

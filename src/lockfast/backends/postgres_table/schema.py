@@ -14,7 +14,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
-from lockfast._model import GRACE_S, MAX_KEPT_CHANGES, MAX_POSITION, MAX_TTL_S, PRESENCE_S
+from lockfast._model import GRACE_S, MAX_KEPT_CHANGES, MAX_POSITION, MAX_TTL_S, PRESENCE_S, RECENT_S
 from lockfast._records import (
     DEEPEST,
     LARGEST_METADATA,
@@ -30,13 +30,13 @@ from lockfast._values import FAR_VERSION, MAX_BOOKED_NS
 from lockfast.backends.postgres.io.endpoint import SAFE_PATH
 from lockfast.backends.postgres_table.io.session import IN_USE
 
-VERSION: Final = 3  # of the tables and functions; raised with each change that a client depends on
+VERSION: Final = 4  # of the tables and functions; raised with each change that a client depends on
 LONGEST_SCHEMA: Final = 63  # bytes of a name in PostgreSQL
 CLASS: Final = 0x484F4C44  # classid of the advisory locks that serialize steps: "HOLD"
 WRAPPED: Final = "lockfast:json"  # metadata that jsonb cannot keep as it is: a text with that JSON in it
 LISTENER: Final = 0x48454152  # classid of the advisory locks of connections that listen: "HEAR"
 
-_TABLES: Final = ("tables",)  # what versions added to them, in order; 2 changed functions only
+_TABLES: Final = ("tables",)  # what versions added to them, in order; 2 to 4 changed functions only
 _FUNCTIONS: Final = (
     "steps",
     "acquire",
@@ -69,6 +69,7 @@ _CONSTANTS: Final = {
     "JUST_SET": "100000",  # numbers: so far the sequence is behind the clock a tenth of a second after it was set
     "LISTENER": str(LISTENER),
     "GRACE": f"interval '{GRACE_S} seconds'",
+    "RECENT": f"interval '{RECENT_S} seconds'",
     "PRESENCE": f"interval '{PRESENCE_S} seconds'",
     "LATE": f"interval '{2 * PRESENCE_S} seconds'",  # for which a tombstone is kept
     "KEPT_CHANGES": str(MAX_KEPT_CHANGES),

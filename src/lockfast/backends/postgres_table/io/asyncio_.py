@@ -396,12 +396,12 @@ class AsyncioPostgres:
             async with asyncio.timeout(within):
                 session, pid = await self._connect(within, 0), None
                 try:
-                    ((pid,),) = await run(session.simple_query(listen(self.wakeups.channel)))
+                    ((pid,),) = await run(session.simple_query(listen(self.wakeups.channel.name)))
                     if session.pooled and not await self._receives_echo(session, within):
                         receives = False
                         await self._stop_listening(session, pid)
                     else:
-                        await run(session.simple_query(register(self.endpoint, self.wakeups.channel)))
+                        await run(session.simple_query(register(self.endpoint, self.wakeups.channel.name)))
                 except BaseException:
                     await self._stop_listening(session, pid)
                     session.close()
@@ -424,11 +424,11 @@ class AsyncioPostgres:
         if session.pooled and pid is not None:
             with suppress(TimeoutError, Broken, RolledBack, BackendUnavailable):
                 async with asyncio.timeout(UNLISTEN_WITHIN_S):
-                    await run(session.stop_listening(self.wakeups.channel, pid))
+                    await run(session.stop_listening(self.wakeups.channel.name, pid))
 
     async def _receives_echo(self, session: TableSession, within: float) -> bool:
         """Whether notifications of other connections arrive here: not where a pooler gives our LISTEN to another."""
-        await self.ask(TableRequest(*echo(self.wakeups.channel)), within)
+        await self.ask(TableRequest(*echo(self.wakeups.channel.name)), within)
         try:
             async with asyncio.timeout(min(ECHO_WITHIN_S, within / 2)):
                 await run(_readable(session.pg.socket))

@@ -12,7 +12,6 @@ import threading
 from contextlib import suppress
 from functools import partial
 from typing import Any
-from uuid import uuid4
 
 from lockfast._model import Claim
 from lockfast._refusals import closed_driver
@@ -44,6 +43,7 @@ from lockfast.backends.postgres_table.io.batching import (
     settled,
     statement_for,
 )
+from lockfast.backends.postgres_table.io.channel import NotifyChannel
 from lockfast.backends.postgres_table.io.connections import (
     BlockingTableConnection,
     PostgresTableWakeups,
@@ -96,7 +96,7 @@ class BlockingPostgres:
         self._mutex = threading.Lock()
         self._opening = threading.RLock()
         self._names = Names()
-        self._channel = f"lockfast_{uuid4().hex}"
+        self._channel = NotifyChannel()
         # A connection, or None for one that may be made; the used ones are at the end.
         self._free: list[BlockingTableConnection | None] = [None] * MAX_CONNECTIONS
         self._spare: list[BlockingTableConnection | None] = [None] * MAX_SPARE
@@ -346,14 +346,14 @@ class BlockingPostgres:
             raise closed_driver(self.endpoint.name)
         session, pid = self._connect(until, 0), None
         try:
-            ((pid,),) = run(session.simple_query(listen(self._channel)), until)
+            ((pid,),) = run(session.simple_query(listen(self._channel.name)), until)
             if session.pooled and not self._receives_echo(session, until):
                 self._stop_listening(session, pid)
                 session.close()
                 self._listens_at = math.inf
                 warn_cannot_listen(self.endpoint)
             else:
-                run(session.simple_query(register(self.endpoint, self._channel)), until)
+                run(session.simple_query(register(self.endpoint, self._channel.name)), until)
                 self._wakeups.attach(TableSubscription(session, self._channel))
                 self._listens_at = 0.0
                 if self._closed:  # meanwhile
@@ -371,11 +371,11 @@ class BlockingPostgres:
         """A pooler would keep the session for other clients, with our LISTEN."""
         if session.pooled and pid is not None:
             with suppress(Late, Broken, RolledBack, BackendUnavailable):
-                run(session.stop_listening(self._channel, pid), boot_now() + UNLISTEN_WITHIN_S)
+                run(session.stop_listening(self._channel.name, pid), boot_now() + UNLISTEN_WITHIN_S)
 
     def _receives_echo(self, session: TableSession, until: float) -> bool:
         """Whether notifications of other connections arrive here: not where a pooler shares our session."""
-        self._ask(TableRequest(*echo(self._channel)), until - boot_now())
+        self._ask(TableRequest(*echo(self._channel.name)), until - boot_now())
         poll = select.poll()
         poll.register(session.pg.socket, select.POLLIN)
         seconds = min(ECHO_WITHIN_S, max(0.0, (until - boot_now()) / 2))

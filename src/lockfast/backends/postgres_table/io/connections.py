@@ -16,6 +16,7 @@ from lockfast.backends.connecting.arrived import has_arrived
 from lockfast.backends.postgres.io.refusals import Broken
 from lockfast.backends.postgres.io.stepping import run
 from lockfast.backends.postgres.io.wire import Steps
+from lockfast.backends.postgres_table.io.channel import NotifyChannel
 from lockfast.backends.postgres_table.io.session import TableSession
 from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.blocking import BlockingWakeups
@@ -41,8 +42,9 @@ class BlockingTableConnection:
 class TableSubscription:
     """The inbox of the waiters: a connection that listens, and a self-pipe to wake the thread that polls it."""
 
-    def __init__(self, session: TableSession, channel: str) -> None:
-        self.address = channel
+    def __init__(self, session: TableSession, channel: NotifyChannel) -> None:
+        self.address = channel.address
+        self._channel = channel
         self.broken = False
         self.received_at = boot_now()  # when it was last known to receive
         self._session = session
@@ -55,7 +57,7 @@ class TableSubscription:
             return []
         try:
             self.received_at = boot_now()
-            return self._session.notifications()
+            return [self._channel.read(payload) for payload in self._session.notifications()]
         except Broken:
             self.broken = True
             return [WAKE_ALL]  # wake-ups that came meanwhile are lost

@@ -10,7 +10,6 @@ import asyncio
 import math
 from collections.abc import Callable
 from typing import Any
-from uuid import uuid4
 
 from psycopg import pq
 
@@ -21,6 +20,7 @@ from lockfast.backends.connecting.arrived import has_arrived
 from lockfast.backends.postgres.io.refusals import Broken, RolledBack
 from lockfast.backends.postgres.io.wire import MIN_PIPELINE, Steps
 from lockfast.backends.postgres_table.io.batching import Many, TableRequest, alone, statement_for
+from lockfast.backends.postgres_table.io.channel import NotifyChannel
 from lockfast.backends.postgres_table.io.session import TableSession
 from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.asyncio_ import AsyncioWaiters
@@ -137,7 +137,7 @@ class AsyncioPostgresTableWakeups(AsyncioWaiters):
 
     def __init__(self, clock: Clock | None) -> None:
         super().__init__(clock)
-        self.channel = f"lockfast_{uuid4().hex}"
+        self.channel = NotifyChannel()
         self._session: TableSession | None = None
         self._received_at = 0.0  # when it was last known to receive
         self._number = -1  # of its socket: libpq does not report it any more once it has closed it
@@ -145,7 +145,7 @@ class AsyncioPostgresTableWakeups(AsyncioWaiters):
 
     @property
     def address(self) -> str:
-        return self.channel if self._session is not None else ""
+        return self.channel.address if self._session is not None else ""
 
     def expect(self, claim: Claim) -> str:
         self.add_waiter(claim)
@@ -161,9 +161,9 @@ class AsyncioPostgresTableWakeups(AsyncioWaiters):
     def _received(self) -> None:
         assert self._session is not None
         try:
-            for claim in self._session.notifications():
+            for payload in self._session.notifications():
                 self._received_at = boot_now()
-                self.wake(claim)
+                self.wake(self.channel.read(payload))
         except Broken:
             self._detach()
             self.wake(WAKE_ALL)  # wake-ups that came meanwhile are lost
@@ -193,6 +193,6 @@ class AsyncioPostgresTableWakeups(AsyncioWaiters):
         self.wake(WAKE_ALL)
 
     def after_fork(self) -> None:
-        self.channel = f"lockfast_{uuid4().hex}"
+        self.channel = NotifyChannel()
         self._session = None
         self.reset()

@@ -91,7 +91,7 @@ BEGIN
             max_holders = CASE WHEN v_shares THEN p_limit ELSE max_holders END
         WHERE lock_name = p_held.lock_name AND namespace = p_held.namespace AND slot = p_held.slot;
     IF v_shares THEN
-        PERFORM @.lockfast_hand_over(p_held.namespace, p_held.lock_name::text, p_now, ''::text, ''::text);
+        PERFORM @.lockfast_hand_over(p_held.namespace, p_held.lock_name::text, p_now, ''::text, ''::text, ''::text);
     END IF;
     RETURN @.lockfast_granted(p_held.fence, p_held.acquired_at);
 END $$;
@@ -124,26 +124,27 @@ BEGIN
         END IF;
         RETURN json_build_object(
             'position', v_queue.ahead, 'retry_after', extract(epoch FROM v_inside.expires_at - p_now),
-            'holder', v_inside.holder_id);
+            'holder', v_inside.holder_id, 'place', p_place);
     END IF;
     RETURN NULL;
 END $$;
 
--- Put the claim into the queue, or renew its place there.
+-- Put the claim into the queue at p_place, or renew its place there. A grant takes it out, so each grant that comes after
+-- this has a higher number than p_place, and each that came before has a lower one.
 CREATE OR REPLACE FUNCTION @.lockfast_enqueue(
     p_ns text, p_name text, p_claim text, p_holder text, p_ttl double precision, p_mode text, p_limit integer,
-    p_metadata jsonb, p_address text, p_place bigint, p_now timestamptz
+    p_metadata jsonb, p_address text, p_place bigint, p_is_new boolean, p_now timestamptz
 ) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF p_place IS NOT NULL THEN
+    IF NOT p_is_new THEN
         UPDATE @.lockfast_queue SET alive_until = p_now + PRESENCE, lapsed = false, address = p_address
             WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = p_place;
     ELSE
         INSERT INTO @.lockfast_queue
             (namespace, lock_name, kind, place, claim, holder_id, mode, max_holders, ttl, metadata, address, alive_until)
-            VALUES (p_ns, p_name, 'w', nextval('@.lockfast_fence'), p_claim, p_holder, p_mode, p_limit, p_ttl, p_metadata,
-                    p_address, p_now + PRESENCE);
+            VALUES (p_ns, p_name, 'w', p_place, p_claim, p_holder, p_mode, p_limit, p_ttl, p_metadata, p_address,
+                    p_now + PRESENCE);
     END IF;
 END $$;
 
@@ -158,6 +159,7 @@ DECLARE
     v_own record;
     v_inside record;
     v_queue record;
+    v_place bigint;
     v_refreshed boolean := false;
 BEGIN
     LOOP
@@ -186,7 +188,7 @@ BEGIN
                min(reserved_until) AS first_end, max(reserved_until) AS last_end
             INTO v_queue FROM @.lockfast_queue WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w';
         EXIT WHEN v_refreshed OR NOT (v_inside.over OR v_queue.over);
-        PERFORM @.lockfast_refresh(p_ns, p_name, p_now);
+        PERFORM @.lockfast_refresh(p_ns, p_name, p_now, p_claim);
         v_refreshed := true;
     END LOOP;
 
@@ -224,16 +226,18 @@ BEGIN
     END IF;
 
     IF p_address IS NOT NULL THEN
+        v_place := coalesce(v_own.place, nextval('@.lockfast_fence'));
         PERFORM @.lockfast_enqueue(
-            p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_address, v_own.place, p_now);
+            p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_address, v_place,
+            v_own.place IS NULL, p_now);
     END IF;
-    -- How many waiters are ahead, seconds until the next hold or reservation can expire, and one holder.
+    -- How many waiters are ahead, seconds until the next hold or reservation can expire, one holder, and its own place.
     RETURN json_build_object(
         'position', v_queue.ahead,
         'retry_after', extract(epoch FROM CASE WHEN p_mode = 'exclusive'  -- then all holds and reservations must have ended
             THEN greatest(v_inside.last_end, v_queue.last_end)
             ELSE least(v_inside.first_end, v_queue.first_end) END - p_now),
-        'holder', v_inside.holder);
+        'holder', v_inside.holder, 'place', v_place);
 END $$;
 
 -- A claim for a name that has a holder, a waiter or an observer. The caller has locked the name.
@@ -244,6 +248,7 @@ CREATE OR REPLACE FUNCTION @.lockfast_acquire_contended(
 LANGUAGE plpgsql AS $$
 DECLARE
     v_own record;
+    v_place bigint;
     v_answer json;
 BEGIN
     IF p_mode = 'exclusive' THEN
@@ -255,7 +260,8 @@ BEGIN
                 RETURN @.lockfast_grant(
                     p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, v_own.place, p_now);
             END IF;
-            v_answer := @.lockfast_busy(p_ns, p_name, p_claim, coalesce(v_own.place, LAST), p_now);
+            v_place := coalesce(v_own.place, CASE WHEN p_address IS NULL THEN LAST ELSE nextval('@.lockfast_fence') END);
+            v_answer := @.lockfast_busy(p_ns, p_name, p_claim, v_place, p_now);
         END IF;
     END IF;
     IF v_answer IS NULL THEN
@@ -264,13 +270,14 @@ BEGIN
     END IF;
     IF p_address IS NOT NULL THEN
         PERFORM @.lockfast_enqueue(
-            p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_address, v_own.place, p_now);
+            p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_address, v_place,
+            v_own.place IS NULL, p_now);
     END IF;
     RETURN v_answer;
 END $$;
 
 -- Grant the claim if it fits, else answer why not; with an address, which may be empty, give it a place in the queue.
--- Answers {fence, acquired_at}, {position, retry_after, holder}, {limit} if the name is in use with another one, {damaged}
+-- Answers {fence, acquired_at}, {position, retry_after, holder, place}, {limit} if the name is in use with another one, {damaged}
 -- if a hold cannot be read, or {in_use} if another transaction has locked the name for p_patience.
 CREATE OR REPLACE FUNCTION @.lockfast_acquire(
     p_ns text, p_name text, p_claim text, p_holder text, p_ttl double precision, p_mode text DEFAULT 'exclusive',

@@ -1,7 +1,6 @@
--- End the claim's hold and hand over; the answer is whether it held until now, or which claims of p_own_address are next
--- (see lockfast_hand_over), or {claim, grant} for the one of p_own_address that holds from now on. A successor is a
--- holder that goes before all others. With p_linger the name stays taken for that many seconds more. The caller has locked
--- the name.
+-- End the claim's hold and hand over; the answer is whether it held until now, or what waiters of p_own_address have to be
+-- notified of (see lockfast_hand_over). A successor is a holder that goes before all others. With p_linger the name stays
+-- taken for that many seconds more. The caller has locked the name.
 CREATE OR REPLACE FUNCTION @.lockfast_end(
     p_ns text, p_name text, p_claim text, p_linger double precision, p_successor text, p_own_address text, p_now timestamptz
 ) RETURNS json
@@ -9,7 +8,8 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_held @.distributed_locks;
     v_ended record;
-    v_next record;
+    v_next @.lockfast_queue;
+    v_notice text;
     v_ours text[];
 BEGIN
     -- Fast path of hand_over: it holds alone, so the name has no holder afterwards.
@@ -28,27 +28,19 @@ BEGIN
             RETURN 'true';
         END IF;
         IF p_successor = '' THEN  -- fast path of hand_over, where the first waiter is exclusive
-            SELECT place, claim, holder_id, mode, ttl, metadata, address, reserved_until INTO v_next
-                FROM @.lockfast_queue
+            SELECT * INTO v_next FROM @.lockfast_queue
                 WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND NOT lapsed AND alive_until > p_now
                 ORDER BY place LIMIT 1;
-            IF v_next.mode = 'exclusive' AND v_next.reserved_until IS NULL THEN
-                IF v_next.address = p_own_address AND p_own_address <> '' THEN
-                    -- It holds from now on. It is a waiter of the releasing process, which knows when it sent the release.
-                    RETURN json_build_object('claim', v_next.claim, 'grant', @.lockfast_grant(
-                        p_ns, p_name, v_next.claim, v_next.holder_id, v_next.ttl, v_next.mode, NULL::integer,
-                        v_next.metadata, v_next.place, p_now));
-                ELSIF @.lockfast_is_listening(v_next.address, p_own_address) THEN
-                    UPDATE @.lockfast_queue SET reserved_until = p_now + GRACE
-                        WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = v_next.place;
-                    IF v_next.address <> '' THEN
-                        PERFORM pg_notify(v_next.address, v_next.claim);
-                    END IF;
-                    RETURN 'true';
-                END IF;
+            IF v_next.mode = 'exclusive' AND v_next.reserved_until IS NULL
+                AND @.lockfast_is_listening(v_next.address, p_own_address)
+            THEN
+                v_notice := @.lockfast_serve(v_next, p_now, p_own_address, ''::text);
             END IF;
         END IF;
-        v_ours := @.lockfast_hand_over(p_ns, p_name, p_now, p_successor, p_own_address);
+        IF v_notice IS NOT NULL THEN
+            RETURN CASE WHEN v_notice = '' THEN 'true' ELSE json_build_array(v_notice) END;
+        END IF;
+        v_ours := @.lockfast_hand_over(p_ns, p_name, p_now, p_successor, p_own_address, ''::text);
         RETURN CASE WHEN v_ours = '{}' THEN 'true' ELSE to_json(v_ours) END;
     END IF;
     SELECT * INTO v_held FROM @.distributed_locks
@@ -67,10 +59,10 @@ BEGIN
     PERFORM @.lockfast_expire(p_ns, p_name, p_now);  -- an expired hold or waiter must not block the hand-over
     PERFORM @.lockfast_fill_slot_zero(p_ns, p_name);
     IF v_held.expires_at <= p_now THEN
-        PERFORM @.lockfast_hand_over(p_ns, p_name, p_now, ''::text, ''::text);
+        PERFORM @.lockfast_hand_over(p_ns, p_name, p_now, ''::text, ''::text, ''::text);
         RETURN 'false';
     END IF;
-    v_ours := @.lockfast_hand_over(p_ns, p_name, p_now, p_successor, p_own_address);
+    v_ours := @.lockfast_hand_over(p_ns, p_name, p_now, p_successor, p_own_address, ''::text);
     RETURN CASE WHEN v_ours = '{}' THEN 'true' ELSE to_json(v_ours) END;
 END $$;
 
@@ -99,14 +91,14 @@ DECLARE
     v_now timestamptz;
     v_fence bigint;
     v_gone record;
-    v_made_room boolean := false;
+    v_made_room boolean;
     v_watched boolean := false;
 BEGIN
     IF NOT @.lockfast_try_name(p_ns, p_name, p_patience) THEN
         RETURN IN_USE;
     END IF;
     v_now := coalesce(to_timestamp(p_now), clock_timestamp());
-    PERFORM @.lockfast_refresh(p_ns, p_name, v_now);
+    v_made_room := @.lockfast_expire(p_ns, p_name, v_now);  -- nothing is handed over yet: it might be granted to this claim
     FOR v_gone IN
         DELETE FROM @.lockfast_queue
             WHERE claim = p_claim AND NAMED AND kind IN ('w', 'o') RETURNING kind
@@ -123,8 +115,9 @@ BEGIN
         PERFORM @.lockfast_fill_slot_zero(p_ns, p_name);
         PERFORM @.lockfast_record_change(p_ns, p_name, v_fence, NULL::text);
     END IF;
+    PERFORM @.lockfast_restart_ttls(p_ns, p_name, v_now);
     IF v_made_room OR v_fence IS NOT NULL THEN
-        PERFORM @.lockfast_hand_over(p_ns, p_name, v_now, ''::text, ''::text);
+        PERFORM @.lockfast_hand_over(p_ns, p_name, v_now, ''::text, ''::text, ''::text);
     END IF;
     IF p_late THEN
         INSERT INTO @.lockfast_queue

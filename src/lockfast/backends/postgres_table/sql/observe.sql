@@ -17,7 +17,7 @@ BEGIN
         RETURN IN_USE;
     END IF;
     v_now := coalesce(to_timestamp(p_now), clock_timestamp());
-    PERFORM @.lockfast_refresh(p_ns, p_name, v_now);
+    PERFORM @.lockfast_refresh(p_ns, p_name, v_now, ''::text);
     IF EXISTS (SELECT FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns AND NOT SOUND) THEN
         RETURN json_build_object('damaged', true);
     END IF;
@@ -122,7 +122,7 @@ BEGIN
     LOOP
         PERFORM @.lockfast_record_change(p_ns, p_name, v_over.fence, NULL::text);
     END LOOP;
-    PERFORM @.lockfast_refresh(p_ns, p_name, v_now);  -- only now: a damaged hold may have times that cannot be computed with
-    PERFORM @.lockfast_hand_over(p_ns, p_name, v_now, ''::text, ''::text);
+    PERFORM @.lockfast_refresh(p_ns, p_name, v_now, ''::text);  -- only now: a damaged hold may have times that cannot be computed with
+    PERFORM @.lockfast_hand_over(p_ns, p_name, v_now, ''::text, ''::text, ''::text);
     RETURN v_before;
 END $$;

@@ -1,3 +1,9 @@
+-- Functions of version 3 that have other parameters, or another result, now.
+DROP FUNCTION IF EXISTS @.lockfast_hand_over(text, text, timestamptz, text, text);
+DROP FUNCTION IF EXISTS @.lockfast_refresh(text, text, timestamptz);
+DROP FUNCTION IF EXISTS @.lockfast_enqueue(
+    text, text, text, text, double precision, text, integer, jsonb, text, bigint, timestamptz);
+
 -- The steps that the verbs are made of. They mirror memory/resource.py; read that first. The caller has locked the name.
 --
 -- A call of one of our functions passes every argument, cast to exactly the type of the parameter. Otherwise a role
@@ -71,9 +77,19 @@ BEGIN
         WHERE lock_name = p_name AND namespace = p_ns AND number <= (
             SELECT number FROM @.lockfast_changes WHERE lock_name = p_name AND namespace = p_ns
             ORDER BY number DESC OFFSET KEPT_CHANGES LIMIT 1);
-    PERFORM pg_notify(address, claim) FROM @.lockfast_queue
+    PERFORM pg_notify(@.lockfast_channel(address), claim) FROM @.lockfast_queue
         WHERE lock_name = p_name AND namespace = p_ns AND kind = 'o' AND address <> '';
 END $$;
+
+-- An address is a channel and a secret; or only a channel, of a client that confirms its grants; or empty.
+CREATE OR REPLACE FUNCTION @.lockfast_channel(p_address text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN split_part(p_address, ' ', 1);
+
+-- Shows a client that a grant comes from this table. Every role can send notifications, and receives those of a channel
+-- that it knows. It does not know the secret, which is not sent, and the proof of one grant is not that of another.
+CREATE OR REPLACE FUNCTION @.lockfast_proof(p_secret text, p_grant text) RETURNS text
+LANGUAGE sql STABLE PARALLEL SAFE RETURN encode(sha256(convert_to(
+    p_secret || encode(sha256(convert_to(p_secret || p_grant, 'UTF8')), 'hex'), 'UTF8')), 'hex');
 
 -- A connection that listens holds a shared advisory lock for its channel, so that no dead waiter is woken: a killed
 -- process must not cost the waiters behind it a grace each.
@@ -83,24 +99,72 @@ LANGUAGE sql AS $$ SELECT pg_advisory_lock_shared(LISTENER, hashtext(p_address))
 CREATE OR REPLACE FUNCTION @.lockfast_is_listening(p_address text, p_own_address text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF p_address IN ('', p_own_address) OR NOT pg_try_advisory_lock(LISTENER, hashtext(p_address)) THEN
+    IF p_address IN ('', p_own_address)
+        OR NOT pg_try_advisory_lock(LISTENER, hashtext(@.lockfast_channel(p_address))) THEN
         RETURN true;
     END IF;
-    PERFORM pg_advisory_unlock(LISTENER, hashtext(p_address));
+    PERFORM pg_advisory_unlock(LISTENER, hashtext(@.lockfast_channel(p_address)));
     RETURN false;
 END $$;
 
--- Reserve for the next waiters, and wake only these. Waiters whose address is p_own_address get no notification: their
--- claims are the answer, and the process that asked wakes them itself.
+-- It is this waiter's turn: grant to it or reserve for it, as offer_to in _model.py has it, and notify it. For a waiter of
+-- p_own_address the notice is the answer instead: its process knows when it sent the request that makes room, from which
+-- the waiter can count its whole ttl. The claim p_asking asks at this moment. The answer is null if the waiter was silent
+-- for too long, and is passed over; else it is empty, or that notice.
+CREATE OR REPLACE FUNCTION @.lockfast_serve(
+    p_waiter @.lockfast_queue, p_now timestamptz, p_own_address text, p_asking text
+) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_secret text := split_part(p_waiter.address, ' ', 2);
+    v_is_ours boolean := p_waiter.address = p_own_address;
+    v_silent interval := CASE WHEN p_waiter.claim = p_asking THEN '0' ELSE p_now - p_waiter.alive_until + PRESENCE END;
+    v_notice text := p_waiter.claim;
+    v_grant json;
+BEGIN
+    IF v_secret <> '' AND v_silent > RECENT THEN
+        UPDATE @.lockfast_queue SET lapsed = true
+            WHERE lock_name = p_waiter.lock_name AND namespace = p_waiter.namespace AND kind = 'w'
+              AND place = p_waiter.place;
+        RETURN NULL;
+    END IF;
+    IF v_secret <> '' AND (v_is_ours OR v_silent <= p_waiter.ttl / 4 * interval '1 second') THEN
+        v_grant := @.lockfast_grant(
+            p_waiter.namespace, p_waiter.lock_name::text, p_waiter.claim, p_waiter.holder_id, p_waiter.ttl, p_waiter.mode,
+            p_waiter.max_holders, p_waiter.metadata, p_waiter.place, p_now);
+        IF (v_grant ->> 'fence') IS NULL THEN
+            RETURN '';  -- another claim holds
+        END IF;
+        v_notice := format(
+            '%s %s %s', v_notice, v_grant ->> 'fence', ((v_grant ->> 'acquired_at')::numeric * 1000000)::bigint);
+        IF NOT v_is_ours THEN
+            v_notice := v_notice || ' ' || @.lockfast_proof(v_secret, v_notice);
+        END IF;
+    ELSE
+        UPDATE @.lockfast_queue SET reserved_until = p_now + GRACE
+            WHERE lock_name = p_waiter.lock_name AND namespace = p_waiter.namespace AND kind = 'w'
+              AND place = p_waiter.place;
+    END IF;
+    IF p_waiter.address = '' THEN
+        RETURN '';
+    ELSIF v_is_ours THEN
+        RETURN v_notice;
+    END IF;
+    PERFORM pg_notify(@.lockfast_channel(p_waiter.address), v_notice);
+    RETURN '';
+END $$;
+
+-- Serve the next waiters, and wake only these. The answer is for those of p_own_address: see lockfast_serve.
 CREATE OR REPLACE FUNCTION @.lockfast_hand_over(
-    p_ns text, p_name text, p_now timestamptz, p_successor text DEFAULT '', p_own_address text DEFAULT ''
+    p_ns text, p_name text, p_now timestamptz, p_successor text, p_own_address text, p_asking text
 ) RETURNS text[]
 LANGUAGE plpgsql AS $$
 DECLARE
     v_exclusive bigint;
     v_shared bigint;
     v_waiting refcursor;
-    v_next record;
+    v_next @.lockfast_queue;
+    v_notice text;
     v_ours text[] := '{}';
 BEGIN
     SELECT count(*) FILTER (WHERE mode = 'exclusive'), count(*) FILTER (WHERE mode = 'shared')
@@ -110,12 +174,12 @@ BEGIN
               SELECT mode FROM @.lockfast_queue
               WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND reserved_until IS NOT NULL) AS taken;
     IF p_successor = '' THEN
-        OPEN v_waiting FOR SELECT place, claim, mode, max_holders, address FROM @.lockfast_queue
+        OPEN v_waiting FOR SELECT * FROM @.lockfast_queue
             WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND reserved_until IS NULL AND NOT lapsed
               AND alive_until > p_now
             ORDER BY place;
     ELSE
-        OPEN v_waiting FOR SELECT place, claim, mode, max_holders, address FROM @.lockfast_queue
+        OPEN v_waiting FOR SELECT * FROM @.lockfast_queue
             WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND reserved_until IS NULL AND NOT lapsed
               AND alive_until > p_now
             ORDER BY holder_id <> p_successor, place;
@@ -128,19 +192,16 @@ BEGIN
                 WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = v_next.place;
             CONTINUE;
         END IF;
+        EXIT WHEN v_shared > 0 AND v_next.mode = 'exclusive' OR v_next.mode = 'shared' AND v_shared >= v_next.max_holders;
+        v_notice := @.lockfast_serve(v_next, p_now, p_own_address, p_asking);
+        CONTINUE WHEN v_notice IS NULL;
         IF v_next.mode = 'exclusive' THEN
-            EXIT WHEN v_shared > 0;
             v_exclusive := 1;
         ELSE
-            EXIT WHEN v_shared >= v_next.max_holders;
             v_shared := v_shared + 1;
         END IF;
-        UPDATE @.lockfast_queue SET reserved_until = p_now + GRACE
-            WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = v_next.place;
-        IF v_next.address = p_own_address AND p_own_address <> '' THEN
-            v_ours := v_ours || v_next.claim;
-        ELSIF v_next.address <> '' THEN
-            PERFORM pg_notify(v_next.address, v_next.claim);
+        IF v_notice <> '' THEN
+            v_ours := v_ours || v_notice;
         END IF;
     END LOOP;
     CLOSE v_waiting;
@@ -215,15 +276,16 @@ LANGUAGE sql AS $$
         SELECT FROM @.lockfast_queue WHERE lock_name = p_name AND namespace = p_ns AND kind = 'o')
 $$;
 
--- The name as it is now: what has expired is deleted, and the name handed over.
-CREATE OR REPLACE FUNCTION @.lockfast_refresh(p_ns text, p_name text, p_now timestamptz) RETURNS void
+-- The name as it is now: what has expired is deleted, and the name handed over. A step that ends a claim itself does so
+-- before it hands over: else it might end what it has just granted.
+CREATE OR REPLACE FUNCTION @.lockfast_refresh(p_ns text, p_name text, p_now timestamptz, p_asking text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     v_made_room boolean := @.lockfast_expire(p_ns, p_name, p_now);  -- first: an expired row may have any ttl
 BEGIN
     PERFORM @.lockfast_restart_ttls(p_ns, p_name, p_now);
     IF v_made_room THEN
-        PERFORM @.lockfast_hand_over(p_ns, p_name, p_now, ''::text, ''::text);
+        PERFORM @.lockfast_hand_over(p_ns, p_name, p_now, ''::text, ''::text, p_asking);
     END IF;
 END $$;
 
@@ -249,7 +311,7 @@ BEGIN
                 SELECT FROM @.distributed_locks
                     WHERE lock_name = v_old.lock_name AND namespace = v_old.namespace FOR UPDATE SKIP LOCKED) AS untouched
         ) THEN
-            PERFORM @.lockfast_refresh(v_old.namespace, v_old.lock_name::text, p_now);
+            PERFORM @.lockfast_refresh(v_old.namespace, v_old.lock_name::text, p_now, ''::text);
         END IF;
     END LOOP;
 END $$;

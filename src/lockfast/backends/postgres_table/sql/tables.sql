@@ -128,7 +128,7 @@ CREATE UNLOGGED TABLE IF NOT EXISTS @.lockfast_queue (
     max_holders    integer,
     ttl            double precision,      -- seconds; and what else it asks for, should it be granted without asking again
     metadata       jsonb,
-    address        text NOT NULL,         -- the channel by which it is woken; empty for none
+    address        text NOT NULL,         -- how it is woken, see lockfast_channel; empty if it polls
     alive_until    timestamptz NOT NULL,  -- it is forgotten then, unless it asks again
     reserved_until timestamptz,           -- the name is kept for it until then
     lapsed         boolean NOT NULL DEFAULT false,  -- was woken and did not ask in time; skipped until it asks again
