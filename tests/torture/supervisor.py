@@ -14,6 +14,7 @@ from random import Random
 
 import lockfast
 from lockfast import LockError
+from lockfast._model import PRESENCE_S
 from lockfast._time import boot_now
 from tests.servers.waiting import pause
 from tests.torture.actors import LONG, LONGEST_TTL_S, MUTEXES
@@ -167,8 +168,8 @@ class Supervisor:
                 slot.start()
 
     def _ask_for_everything(self) -> None:
-        """All workers have ended, and a ttl later nothing is held."""
-        pause(LONGEST_TTL_S + 1)
+        """All workers have ended. Later nothing is held, and a waiter that was killed is in no queue."""
+        pause(max(LONGEST_TTL_S, PRESENCE_S) + 1)
         with lockfast.connect(self._store.straight, **self._store.options) as locks:
             for name in NAMES:
                 try:
