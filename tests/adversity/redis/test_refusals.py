@@ -20,8 +20,7 @@ from tests.patience import impatient
 from tests.renewals import renew_soon
 from tests.servers import binaries
 from tests.servers.server import HOST, Server
-from tests.servers.waiting import happens, join, until
-from tests.waiters import in_queue
+from tests.servers.waiting import happens, until
 
 pytestmark = pytest.mark.slow
 
@@ -97,60 +96,6 @@ def test_a_missing_permission_is_an_error_at_once(server: Server, rules: str, na
     assert re.search("permission|not allow|NOPERM|can't", str(error)), str(error)
     assert named in str(error)
     assert "secret" not in str(error)
-
-
-def test_a_user_with_just_what_locks_need_can_do_all_of_it(server: Server) -> None:
-    server.command(
-        "ACL", "SETUSER", "ann", "on", ">secret", "resetchannels", "&lockfast:*", "~lockfast:*", "-@all", *NEEDED
-    )
-    url = url_of(server, "ann:secret@")
-    server_works(url)
-    with lockfast.connect(url) as locks, lockfast.connect(url) as others:
-        with locks.lock("x"):
-            waiter = in_queue(others.lock("x"), others)  # so it subscribes
-            assert [info.name for info in others.list()] == ["x"]
-        join(waiter)
-        refused_in_scripts = [entry for entry in server.command("ACL", "LOG") if entry[5] == b"lua"]
-        assert not refused_in_scripts
-        assert locks.limiter("api", rate=10).try_acquire()
-        locks.cell("c").write(1)
-        assert locks.cell("c").read().value == 1
-
-
-def test_without_the_right_to_ask_for_subscribers_waiters_confirm(server: Server) -> None:
-    rights = [right for right in NEEDED if right != "+pubsub|numsub"]
-    server.command(
-        "ACL", "SETUSER", "ann", "on", ">secret", "resetchannels", "&lockfast:*", "~lockfast:*", "-@all", *rights
-    )
-    url = url_of(server, "ann:secret@")
-    with lockfast.connect(url) as locks, lockfast.connect(url) as others:
-        with locks.lock("x"):
-            waiter = in_queue(others.lock("x"), others)
-        join(waiter)
-
-
-NEEDED = (
-    "+evalsha",
-    "+eval",
-    "+subscribe",
-    "+publish",
-    "+pubsub|numsub",
-    "+scan",
-    "+time",
-    "+@hash",
-    "+@sortedset",
-    "+get",
-    "+set",
-    "+del",
-    "+exists",
-    "+pexpire",
-    "+pttl",
-    "+persist",
-    "+ping",
-    "+select",
-    "+client",
-    "+hello",
-)
 
 
 def test_a_read_only_replica_is_named_in_the_error(server: Server) -> None:

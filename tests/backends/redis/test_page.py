@@ -84,6 +84,14 @@ def test_the_rule_on_the_page_is_enough_for_everything(server: Server) -> None:
     assert server.command("ACL", "LOG") == []
 
 
+def test_without_the_right_to_ask_for_subscribers_waiters_confirm(server: Server) -> None:
+    server.command(*(word for word in rule_on_the_page() if word != "+pubsub|numsub"))
+    url = f"redis://locks:secret@{HOST}:{server.port}/0"
+    with lockfast.connect(url) as locks, lockfast.connect(url) as others:
+        in_demand(locks, others)
+    assert {entry[7].partition(b"|")[0] for entry in server.command("ACL", "LOG")} == {b"pubsub"}
+
+
 def test_everything_uses_all_that_the_rule_on_the_page_allows(server: Server) -> None:
     use_everything(server.url)
     used = set(re.findall(r"^cmdstat_(\w+)", server.command("INFO", "commandstats").decode(), re.MULTILINE))
