@@ -1,10 +1,7 @@
--- Functions of version 3 that have other parameters, or another result, now.
-DROP FUNCTION IF EXISTS @.lockfast_hand_over(text, text, timestamptz, text, text);
-DROP FUNCTION IF EXISTS @.lockfast_refresh(text, text, timestamptz);
-DROP FUNCTION IF EXISTS @.lockfast_enqueue(
-    text, text, text, text, double precision, text, integer, jsonb, text, bigint, timestamptz);
-
 -- The steps that the verbs are made of. They mirror memory/resource.py; read that first. The caller has locked the name.
+--
+-- A function that has other parameters than in an earlier version stands beside the earlier one, which is not dropped: a step
+-- that began before a migration, and may have waited for its name since, still calls that one.
 --
 -- A call of one of our functions passes every argument, cast to exactly the type of the parameter. Otherwise a role
 -- that may create functions in this schema could add an overload that matches the call better.
