@@ -231,6 +231,18 @@ class TestForms:
         store.clock.advance(0.25)
         store.take(claim_of("x"))
 
+    def test_a_renewal_after_the_clock_was_set_back_leaves_that_to_be_found(self, store: Store) -> None:
+        """It reads the rows of its own claims only. The others are read by the next step that may grant."""
+        store.clock.advance(3600)
+        permits = fill(store, FEW, FEW, ttl=30.0)
+        store.clock = FakeClock(store.clock.now() - 3600)
+        backend: Any = store.backend
+        backend._driver.now = store.clock.now
+        assert store.renew([permits[0]._replace(ttl=7200.0)]) == [True]
+        assert isinstance(store.ask(claim_of("x", SHARED, FEW), enqueue=False), Busy)
+        store.clock.advance(30)
+        assert isinstance(store.ask(claim_of("x", SHARED, FEW), enqueue=False), Grant)
+
 
 def test_the_rows_of_a_name_are_in_one_slot_of_a_cluster() -> None:
     with lockfast.connect(cluster()) as locks:

@@ -87,9 +87,10 @@ local function renew_rows(first, last, rows, ends)
   if new_rows[1] then call('HSET', rows, unpack(new_rows)) end
 end
 
--- The last number stays; `latest` is now.
+-- The last number stays; `latest` is now, unless the clock was set back: the other rows are still to be read.
 local function write_rows(key, rows, ends)
-  state = string.gsub(state, '^(%d+[+*=]#%d+) %d+', '%1 ' .. clock)
+  local before, latest, after = string.match(state, '^(%d+[+*=]#%d+ )(%d+)()')
+  if latest and latest + 0 < now then state = before .. clock .. sub(state, after) end
   local lives = save(key)
   if lives then
     call('PEXPIRE', rows, lives)
