@@ -26,7 +26,6 @@ import uvloop
 
 import lockfast
 from lockfast._reentry import run_to_end
-from lockfast._time import boot_now
 from lockfast.testing.awaited import AwaitedLocks
 from tests.servers.processes import count_open_files
 from tests.torture.actors import Actor, Surroundings
@@ -124,9 +123,10 @@ class Worker:
 
 def _threads_left() -> list[str]:
     """Of the library, a while after it was closed. One that ends may have started another just before."""
-    until = boot_now() + _MAX_END_S
-    while (left := _threads_of_the_library()) and (seconds := until - boot_now()) > 0:
-        left[0].join(seconds)
+    while left := _threads_of_the_library():
+        left[0].join(_MAX_END_S)
+        if left[0].is_alive():
+            break
     return [thread.name for thread in left]
 
 
