@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,7 @@ from lockfast._model import SHARED, Busy, Claim, Grant, LockInfo
 from lockfast._worlds import drive
 from lockfast._worlds.threads import ThreadWorld
 from lockfast.backends.sqlite.backend import SqliteBackend
+from lockfast.backends.sqlite.io.datagrams import DatagramSender
 from lockfast.backends.wakeups import write_wake_up
 from tests.backends.sqlite.stage import claim_on
 from tests.servers.waiting import LIMIT_S
@@ -106,6 +108,28 @@ def test_waiters_whose_process_is_gone_are_passed_over_by_the_release_itself(pro
     assert isinstance(drive(they.wait(waiter, LIMIT_S)), Grant)
     assert holders(us) == [waiter.id]
     assert seen(us).waiters == 0
+
+
+def test_a_waiter_that_asks_while_its_wake_up_is_refused_keeps_its_hold(
+    process: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where names are files, another program may delete the file of a live process."""
+    us, they = process(), process()
+    holder, waiter = claim_on("x"), claim_on("x")
+    ask(us, holder)
+    must_wait(they, waiter)
+    answers: list[Grant | Busy] = []
+
+    def is_refused(sender: DatagramSender, address: str, wake_up: str) -> bool:
+        poll = threading.Thread(target=lambda: answers.append(ask(they, waiter)))
+        poll.start()
+        poll.join()
+        return False
+
+    monkeypatch.setattr(DatagramSender, "send", is_refused)
+    release(us, holder)
+    assert [isinstance(answer, Grant) for answer in answers] == [True]
+    assert holders(us) == [waiter.id]
 
 
 @pytest.mark.parametrize("address", ["", "@1/lockfast-0123456789abcdef", "/dev/log"])

@@ -40,7 +40,7 @@ from lockfast._records import MOST_READ, StoredHold, cut_id, is_count, lock_info
 from lockfast._refusals import limit_mismatch
 from lockfast._values import Booked, Rate, Stored, Write, Written
 from lockfast.backends.sqlite import values
-from lockfast.backends.sqlite.io.driver import VERSION, SqliteDriver, SqliteTransaction, Step, T
+from lockfast.backends.sqlite.io.driver import VERSION, SqliteDriver, SqliteTransaction, Step, T, WakeUp
 from lockfast.backends.sqlite.queue import (
     SOUND_WAITER,
     behind_one_hold,
@@ -226,6 +226,13 @@ def _abandon(t: SqliteTransaction, key: str, id: str) -> None:
             t.execute("DELETE FROM changes WHERE key = ?", (key,))
 
 
+def _drop_unreached(t: SqliteTransaction, wake: WakeUp) -> None:
+    """Its process is gone; or only its inbox is, if the claim has asked or was renewed since: then that stands."""
+    row = "SELECT 1 FROM claims WHERE key = ? AND claim = ? AND ends_at = ?"
+    if t.execute(row, (wake.key, wake.claim, wake.ends_at)).fetchone():
+        _abandon(t, wake.key, wake.claim)
+
+
 def _observe(t: SqliteTransaction, claim: Claim, after: int) -> Observation:
     check_boot(t)
     key = claim.terms.key
@@ -341,7 +348,7 @@ class SqliteBackend:
         answer, unreached = await self._driver.transact((step, args, quick, reads), within)
         while unreached:  # that waiter's process has ended: the next one need not wait for its grace or its ttl
             wake = unreached.pop()
-            _, more = await self._driver.transact((_abandon, (wake.key, wake.claim), None, False), within)
+            _, more = await self._driver.transact((_drop_unreached, (wake,), None, False), within)
             unreached += more
         return answer
 

@@ -114,16 +114,16 @@ def hand_over(
     """
     served: list[tuple[WaiterRow, Grant | None]] = []
     for waiter, offer in next_offers(live_queue(t, key), inside, successor, lambda one: one.offer(t.now, asking)):
-        grant = None
+        grant, ends_at = None, waiter.ends_at
         if offer == "nothing":
             pass_over(t, key, waiter.place)
             continue
         if offer == "grant":
             t.counter = t.counter or waiter.counter
-            grant = grant_waiter(t, key, waiter.place, waiter.ttl)
+            grant, ends_at = grant_waiter(t, key, waiter.place, waiter.ttl), t.now + waiter.ttl
         else:
             t.execute(_RESERVE, (t.now + GRACE_S, key, waiter.place))
-        t.wakeups.append(WakeUp(waiter.address, key, waiter.claim, grant))
+        t.wakeups.append(WakeUp(waiter.address, key, waiter.claim, ends_at, grant))
         served.append((waiter, grant))
     return served
 

@@ -162,4 +162,5 @@ class SqliteResource:
             t.execute("INSERT INTO changes VALUES (?, ?, ?, ?)", (key, count(t, time.time()), fence, holder))
             oldest = "SELECT number FROM changes WHERE key = ? ORDER BY number DESC LIMIT 1 OFFSET ?"
             t.execute(f"DELETE FROM changes WHERE key = ? AND number <= ({oldest})", (key, key, MAX_KEPT_CHANGES))
-            t.wakeups += [WakeUp(row.address, key, row.claim) for row in self.observers if row.ends_at > t.now]
+            alive = [row for row in self.observers if row.ends_at > t.now]
+            t.wakeups += [WakeUp(row.address, key, row.claim, row.ends_at) for row in alive]

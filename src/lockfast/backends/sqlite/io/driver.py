@@ -32,6 +32,7 @@ class WakeUp(NamedTuple):
     address: str
     key: str
     claim: str
+    ends_at: float  # of the claim's row, as this transaction has left it
     grant: Grant | None = None
 
     @property
