@@ -67,6 +67,12 @@ MAY_NAME_A_REASON = {
     "adversity/redis/test_refusals.py": "the reason is the client's own: no server is there",
     "backends/postgres_table/test_refusals.py": "no answer in time is one of the reasons",
 }
+OF_THE_CLIENT = (
+    "did not answer",
+    "stayed locked",
+    "fewer than",
+    "no thread",
+)  # these an impatient client gives by itself
 
 
 @dataclass(frozen=True)
@@ -273,6 +279,17 @@ def reasons_that_need_an_answer(files: Files) -> Iterator[str]:
                 for call in filter(lambda node: isinstance(node, ast.Call), ast.walk(block)):
                     if _short(call, "patience"):
                         yield file.at(call)
+        for block in file.nodes:
+            if isinstance(block, ast.With | ast.AsyncWith) and any(
+                _called(item.context_expr) == "impatient" for item in block.items
+            ):
+                for call in filter(lambda node: _called(node) == "raises", ast.walk(block)):
+                    if any(word.arg == "match" and _of_a_server(word.value) for word in _keywords(call)):
+                        yield file.at(call)
+
+
+def _of_a_server(reason: ast.AST) -> bool:
+    return isinstance(reason, ast.Constant) and not any(own in str(reason.value) for own in OF_THE_CLIENT)
 
 
 def _keywords(call: ast.AST) -> list[ast.keyword]:
@@ -354,6 +371,10 @@ PLANTED: list[tuple[Check, str]] = [
     (
         reasons_that_need_an_answer,
         "with pytest.raises(E, match='full'):\n    connect(url, patience=0.3).lock('x').acquire()",
+    ),
+    (
+        reasons_that_need_an_answer,
+        "with impatient(locks):\n    with pytest.raises(E, match='full'):\n        locks.lock('x')",
     ),
     (skips, "@pytest.mark.skipif(sys.platform != 'linux', reason='no')\ndef test_a(): pass"),
     (skips, "def test_a():\n    pytest.skip('not today')"),
