@@ -92,6 +92,7 @@ def findings(dimension: str, store: str, points: Sequence[Point], *, complete: b
     shown: Mapping[str, list[tuple[int, float]]] = {
         "bytes each": [(point.n, point.bytes_each) for point in points],
         "server CPU of an acquire": [(point.n, cpu) for point in points if (cpu := point.cpu_s) is not None],
+        "first list": [(point.n, first) for point in points if (first := point.first_list_s) is not None],
         "adding one more": [(point.n, filled) for point in points if (filled := point.fill_s) is not None],
     }
     for name, pairs in shown.items():

@@ -39,6 +39,9 @@ class OpenedStore:
     copy_name: Callable[[str, str, int, int], None] | None = (
         None  # see _copy_name; None where a used name leaves nothing
     )
+    forget_lists: Callable[[str], None] | None = (
+        None  # makes the next `list` as the first one; None where all are alike
+    )
 
     def bytes(self) -> int:
         return self.size(self.url)
@@ -70,7 +73,7 @@ class Store(NamedTuple):
 @contextmanager
 def _redis(_: Path) -> Iterator[OpenedStore]:
     with Server() as server:
-        yield OpenedStore(server.url, _redis_size, server.pid, copy_name=_copy_name)
+        yield OpenedStore(server.url, _redis_size, server.pid, copy_name=_copy_name, forget_lists=_forget_lists)
 
 
 def _redis_size(url: str) -> int:
@@ -92,6 +95,10 @@ def _copy_name(url: str, name: str, first: int, n: int) -> None:
         for start in range(first, n, _COPIES_AT_ONCE):
             numbers = (start, min(start + _COPIES_AT_ONCE, n) - 1)
             server.eval(_COPY, 1, key, f"{before}{name}-", after, *numbers)
+
+
+def _forget_lists(url: str) -> None:
+    _client_of(url).delete("lockfast:listed")
 
 
 @contextmanager

@@ -71,7 +71,7 @@ class RedisStore:
         self.change(name, "held", lambda held: held.rpartition(b" ")[0] + b" " + text.encode())
 
     def content(self) -> object:
-        return {key: self.client.dump(key) for key in self.client.keys("lockfast:*")}
+        return {key: self.client.dump(key) for key in self.client.keys("lockfast:{*")}
 
     def close(self) -> None:
         self.client.close()

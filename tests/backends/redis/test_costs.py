@@ -31,6 +31,7 @@ pytestmark = pytest.mark.slow
 
 WITHIN = LIMIT_S
 HELD = "lockfast:{x}:held"
+LISTED = "lockfast:listed"
 WAITERS, LAPSED = "lockfast:{x}:waiters", "lockfast:{x}:lapsed"
 SECRET = "secret" * 100
 MANY = 60  # waiters, or permits
@@ -409,9 +410,36 @@ class TestQuestions:
         found: list[LockInfo] = []
         ask = partial(store.backend.list, "", within=WITHIN)
         assert len(drive(ask())) == 1  # the servers have the scripts
-        commands = store.commands(lambda: found.extend(drive(ask())))
-        assert [(info.name, info.locked, info.waiters) for info in found] == [("x", True, 2)]
-        assert commands["evalsha"] == 4 * MANY // 100 + 2
+        store.at_each(lambda server: server.command("DEL", LISTED), "no list before this one")
+        first = store.commands(lambda: found.extend(drive(ask())))
+        again = store.commands(lambda: found.extend(drive(ask())))
+        assert [(info.name, info.locked, info.waiters) for info in found] == [("x", True, 2)] * 2
+        listed, note, inspect = 1, 1, 1
+        assert first["evalsha"] == listed + 4 * MANY // 100 + 1 + note + inspect
+        assert (again["evalsha"], again["scan"]) == (listed + inspect, 0)
+        assert again.total() < 15, "the names that were used cost nothing"
+
+    def test_a_list_reads_only_names_with_its_prefix(self, store: Store) -> None:
+        """Whatever else is held, of the second list on."""
+        for number in range(MANY):
+            store.take(claim_of(f"other {number}"))
+        store.take(claim_of("shown:x"))
+        ask = partial(store.backend.list, "shown:", within=WITHIN)
+        for warm in (False, True):
+            commands = store.commands(lambda: drive(ask()))
+            assert (commands["scan"] == 0) == warm
+        assert commands.total() < 15
+
+    def test_a_name_is_noted_only_while_names_are_listed(self, store: Store) -> None:
+        store.release(store.take(claim_of("x")))  # the server has the scripts
+        for lists in (0, 1):
+            claim = claim_of("x")
+            commands = store.commands(partial(store.take, claim))
+            assert (commands["mget"], commands["time"], commands["set"]) == (1, 1, 1)
+            assert (commands["zadd"], commands["get"], commands["exists"]) == (lists, 0, 0)
+            commands = store.commands(partial(store.release, claim))
+            assert (commands["evalsha"], commands["get"], commands["set"]) == (1, 1, 1)
+            drive(store.backend.list("", within=WITHIN))
 
     def test_the_metadata_of_the_waiters_is_not_sent(self, store: Store) -> None:
         store.take(claim_of("x"))

@@ -37,7 +37,7 @@ def test_the_words_of_a_request_do_not_depend_on_the_length_of_the_claim_s_id(
     quick = call(requests.script("release_quick"), keys[:1], (id, *now))
     assert backend._request(requests.quick_release("job"), id) == quick
     whole = call(requests.script("release"), keys, (5, "other", id, *now))
-    assert backend._request(requests.release("job", 5, "other"), id) == whole
+    assert backend._request(requests.release("job", 5, "other", False), id) == whole
 
 
 def test_an_id_of_ours_has_the_usual_length() -> None:

@@ -32,8 +32,9 @@ from lockfast._time import boot_now, time_left
 from lockfast._values import EMPTY_CELL, NS_PER_S, Allowance, Booked, Rate, Stored, Write, Written, as_stored
 from lockfast.backends.redis import replies, requests
 from lockfast.backends.redis.io.resp import ReplyError, call, command, whole, words
-from lockfast.backends.redis.io.router import Call, RedisDriver
-from lockfast.backends.redis.requests import MICRO, Prepared, keys_of, name_in, pattern_of, script, tagged
+from lockfast.backends.redis.io.router import RedisDriver
+from lockfast.backends.redis.listing import Listing, run_each
+from lockfast.backends.redis.requests import MICRO, Prepared, keys_of, script, tagged
 from lockfast.errors import BackendUnavailable, LimitMismatch
 
 MAX_IN_DOUBT: Final = 10_000  # claims
@@ -42,7 +43,6 @@ IN_DOUBT: Final = 1
 IN_ORDER: Final = 2
 MAX_CONTENDED: Final = 4096  # names
 MAX_INSPECTED_AT_ONCE: Final = 500  # names
-MAX_CALLS_AT_ONCE: Final = 100  # that ask which names are free
 
 
 class RedisBackend:
@@ -52,6 +52,8 @@ class RedisBackend:
         self._driver = driver
         if driver.endpoint.clustered or driver.replicas:
             self.capabilities = self.capabilities._replace(hands_over=False)
+        self._listed = not driver.endpoint.clustered  # scripts see whether names are listed
+        self._listing = Listing(driver)
         self._unanswered = BoundedDict[str, float](MAX_IN_DOUBT)  # by claim: since when a request of it is
         self._abandoned = BoundedDict[str, float](MAX_IN_DOUBT)  # by claim: when that was last asked for, and answered
         self._contended = BoundedSet[str](MAX_CONTENDED)  # keys that others held or wanted too: no quick script there
@@ -74,7 +76,7 @@ class RedisBackend:
         id, terms = claim
         try:
             if terms.key not in self._contended and not self._driver.replicas:
-                prepared = requests.quick_acquire(terms)
+                prepared = requests.quick_acquire(terms, self._listed)
                 request = self._request(prepared, id)
                 answer = await self._driver.ask(prepared.key, request, within)
                 if answer.__class__ is ReplyError:
@@ -128,7 +130,7 @@ class RedisBackend:
         return replies.busy(*answer)
 
     async def _acquire(self, claim: Claim, address: str, within: float) -> Any:
-        prepared = requests.acquire(claim.terms, address)
+        prepared = requests.acquire(claim.terms, address, self._listed)
         request, until = self._request(prepared, claim.id), boot_now() + within
         if self._driver.replicas:
             answer, replicas = await self._driver.run_replicated(prepared.script, prepared.key, request, within)
@@ -142,7 +144,7 @@ class RedisBackend:
         return await self._driver.run(prepared.script, prepared.key, request, within)
 
     async def _run(self, name: str, key: str, args: Sequence[str | bytes | int], within: float) -> Any:
-        keys = keys_of(key)
+        keys = keys_of(key, self._listed)
         return await self._driver.run(script(name), keys[0], call(script(name), keys, args), within)
 
     async def _run_on_value(self, name: str, key: str, args: Sequence[str | bytes | int], within: float) -> Any:
@@ -194,7 +196,7 @@ class RedisBackend:
 
     async def _release(self, claim: Claim, linger: float, within: float, successor: str) -> bool:
         id, terms = claim
-        prepared = requests.release(terms.key, requests.micros(linger), successor)
+        prepared = requests.release(terms.key, requests.micros(linger), successor, self._listed)
         answer = await self._driver.run(prepared.script, prepared.key, self._request(prepared, id), within)
         self._must_be_readable(terms.name, answer)
         self._contended.keep(terms.key, answer == 2)
@@ -207,7 +209,7 @@ class RedisBackend:
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
         started = boot_now()
-        abandon, keys = script("abandon"), keys_of(claim.terms.key)
+        abandon, keys = script("abandon"), keys_of(claim.terms.key, self._listed)
         request = call(abandon, keys, (claim.id, self._doubt(claim.id), *self._now()))
         if claim.id in self._unanswered:
             request = whole(abandon, request)  # no client may be left to read that the server lacks the script
@@ -252,39 +254,16 @@ class RedisBackend:
         return replies.info(key, answer), replies.seconds_left(answer)
 
     async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
-        found = await self._driver.scan(pattern_of(prefix), within)
-        records = map(name_in, (key for key in found if key.endswith((b":held", b":waiters"))))
-        names = await self._not_free(sorted({name for name in records if name is not None}), within)
+        names = await self._listing.names(prefix, within)
         infos: builtins.list[LockInfo] = []
         for start in range(0, len(names), MAX_INSPECTED_AT_ONCE):
             infos += await self._inspect_all(names[start : start + MAX_INSPECTED_AT_ONCE], within)
         return [info for info in infos if info.holders or info.waiters]
 
-    async def _not_free(self, names: builtins.list[str], within: float) -> builtins.list[str]:
-        """Most names on a server are free: their last number is kept, and nothing is left to show."""
-        size = self._driver.names_per_script
-        parts = [names[start : start + size] for start in range(0, len(names), size)]
-        found: builtins.list[str] = []
-        for start in range(0, len(parts), MAX_CALLS_AT_ONCE):
-            some = parts[start : start + MAX_CALLS_AT_ONCE]
-            keys = [[keys_of(name)[0] for name in part] for part in some]
-            answers = await self._run_each("not_free", keys, (), within)
-            found += [part[place - 1] for part, places in zip(some, answers, strict=True) for place in places]
-        return found
-
     async def _inspect_all(self, names: Sequence[str], within: float) -> builtins.list[LockInfo]:
-        answers = await self._run_each("inspect", [keys_of(name) for name in names], ("all", *self._now()), within)
+        keys = [keys_of(name) for name in names]
+        answers = await run_each(self._driver, "inspect", keys, ("all", *self._now()), within)
         return [replies.info(name, answer) for name, answer in zip(names, answers, strict=True)]
-
-    async def _run_each(
-        self, name: str, keys: Sequence[Sequence[str]], args: Sequence[str | bytes], within: float
-    ) -> builtins.list[Any]:
-        calls = [Call(each[0], call(script(name), each, args)) for each in keys]
-        answers = await self._driver.run_all(script(name), calls, within)
-        for answer in answers:
-            if isinstance(answer, BackendUnavailable):
-                raise answer
-        return answers
 
     async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
         now = self._driver.now

@@ -30,6 +30,9 @@ from lockfast.backends.redis.io.router import Call
 MICRO: Final = 1_000_000
 DAY_US: Final = 86_400_000_000
 _KINDS: Final = ("held", "queue", "waiters", "observers", "changes", "lapsed", "rows", "ends")
+LISTED: Final = "lockfast:listed"  # the key that is there while clients list names
+LISTED_NAMES: Final = f"{LISTED}:names"
+LISTED_AT_ONCE: Final = 500  # names
 _SAFE: Final = string.punctuation.replace("%", "")
 
 _FENCE_TTL_MS: Final = 2 * DAY_US // 1000  # of a name's last fence after its last use, less at most a day
@@ -47,6 +50,9 @@ CONSTANTS: Final[dict[str, int | str]] = {
     "FEW_HOLDS": 4,  # down to which they stay rows
     "MAX_WORDS": 1000,  # of one command; even, because they come in pairs
     "MAX_WAITERS_AT_ONCE": 100,  # that one command reads, and dead ones that one request deletes
+    "LISTED_MS": 60_000,  # for which names are noted, from when a client lists them
+    "LISTED_NAMES": f"'{LISTED_NAMES}'",
+    "LISTED_AT_ONCE": LISTED_AT_ONCE,
     "CLUSTERED": f"'{CLUSTERED}'",
     "CONFIRMS": f"'{CONFIRMS}'",
     "MAX_NUMBER": LARGEST_NUMBER - 1,  # from which counting on stays exact
@@ -95,13 +101,22 @@ def tagged(key: str) -> str:
     return f"lockfast:{{{key}}}"
 
 
-def name_in(key: bytes) -> str | None:
-    """None if it is no key of a name."""
+def in_tag(name: str) -> str:
+    """As it is within its keys; so is a prefix of names."""
+    return tagged(name)[len("lockfast:{") : -1]
+
+
+def of_tag(text: bytes) -> str | None:
+    """The name that a key has; None if it is no name."""
     try:
-        inside = key[len(b"lockfast:{") : key.rindex(b"}")].decode()
+        return text.decode().replace("%7D", "}").replace("%25", "%")
     except UnicodeDecodeError:
         return None
-    return inside.replace("%7D", "}").replace("%25", "%")
+
+
+def name_in(key: bytes) -> str | None:
+    """None if it is no key of a name."""
+    return of_tag(key[len(b"lockfast:{") : key.rindex(b"}")])
 
 
 def pattern_of(prefix: str) -> str:
@@ -109,9 +124,10 @@ def pattern_of(prefix: str) -> str:
     return re.sub(r"([\\*?\[\]^-])", r"\\\1", tagged(prefix)[:-1]) + "*}:*"
 
 
-def keys_of(key: str) -> list[str]:
+def keys_of(key: str, listed: bool = False) -> list[str]:
+    """If `listed`, also the one by which a script sees that names are listed; in a cluster no script can have that."""
     tag = tagged(key)
-    return [f"{tag}:{kind}" for kind in _KINDS]
+    return [f"{tag}:{kind}" for kind in _KINDS] + [LISTED] * listed
 
 
 class Prepared(NamedTuple):
@@ -134,11 +150,11 @@ def prepared(name: str, keys: Sequence[str], before: Sequence[str | int], after:
 
 
 @lru_cache(maxsize=1024)
-def quick_acquire(terms: Terms) -> Prepared:
+def quick_acquire(terms: Terms, listed: bool) -> Prepared:
     ttl = micros(terms.ttl)
     record = f" {ttl} {_mode(terms)} {terms.limit or 0} {plain(terms.holder)} {terms.metadata or ''}"
     lives = -(-ttl // 1000) + _FENCE_TTL_MS
-    return prepared("acquire_quick", keys_of(terms.key)[:1], (), (record, lives))
+    return prepared("acquire_quick", keys_of(terms.key)[:1] + [LISTED] * listed, (), (record, lives))
 
 
 @lru_cache(maxsize=1024)
@@ -147,14 +163,14 @@ def quick_release(key: str) -> Prepared:
 
 
 @lru_cache(maxsize=256)
-def acquire(terms: Terms, address: str) -> Prepared:
+def acquire(terms: Terms, address: str, listed: bool) -> Prepared:
     args = (micros(terms.ttl), _mode(terms), terms.limit or 0, plain(terms.holder), terms.metadata or "")
-    return prepared("acquire", keys_of(terms.key), args, (address,))
+    return prepared("acquire", keys_of(terms.key, listed), args, (address,))
 
 
 @lru_cache(maxsize=256)
-def release(key: str, linger: int, successor: str) -> Prepared:
-    return prepared("release", keys_of(key), (linger, plain(successor)))
+def release(key: str, linger: int, successor: str, listed: bool) -> Prepared:
+    return prepared("release", keys_of(key, listed), (linger, plain(successor)))
 
 
 def renewals(batch: Sequence[Renewal], size: int, now: tuple[bytes, ...]) -> tuple[list[Call], list[list[int]]]:

@@ -37,7 +37,7 @@ SCRIPTS: Final = (
 @lru_cache(maxsize=1024)
 def _quick_vote(terms: Terms) -> Prepared:
     """As `acquire_quick`, with another script; the proposal is its last word."""
-    quick, mine = requests.quick_acquire(terms), script("redlock/vote_quick")
+    quick, mine = requests.quick_acquire(terms, True), script("redlock/vote_quick")
     before = quick.before.replace(quick.script.digest, mine.digest)
     return quick._replace(script=mine, before=before, size=quick.size + 1)
 
@@ -100,7 +100,7 @@ class RedisNode(RedisBackend):
             self._asked.pop(claim.id, None)
 
     async def _acquire(self, claim: Claim, address: str, within: float) -> Any:
-        prepared = requests.acquire(claim.terms, address)
+        prepared = requests.acquire(claim.terms, address, self._listed)
         now = self._now() or (b"",)
         request = b"*%d\r\n%b%b%b%b" % (
             prepared.size + 3,

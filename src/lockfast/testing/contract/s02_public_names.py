@@ -270,6 +270,25 @@ class PublicNames(Promise, about="engine"):
         assert await locks.list("nothing") == []
 
     @about("store")
+    async def test_a_list_shows_what_has_changed_since_the_one_before_it(self, stage: Stage) -> None:
+        """As in a view that is refreshed every second."""
+        locks = stage.locks()
+        first, shown = await locks.lock("a").take(), [["a"]]
+        listed = [[info.name for info in await stage.observer.list()]]
+        second = await locks.lock("b").take()
+        for change, names in (
+            (first.release, ["b"]),
+            (locks.lock("a").take, ["a", "b"]),
+            (second.release, ["a"]),
+            (locks.lock("c").take, ["a", "c"]),
+            (locks.lock("b").take, ["a", "b", "c"]),
+        ):
+            await change()
+            shown.append(names)
+            listed.append([info.name for info in await stage.observer.list()])
+        assert listed == shown
+
+    @about("store")
     async def test_a_prefix_means_its_letters_and_nothing_else(self, stage: Stage) -> None:
         locks = stage.locks()
         names = ["%", "*", "A", "[a]", "\\", "\\_", "_", "a", "a%b", "a_b", "aXb", "a\U0010ffff\U0010ffff", "ä"]

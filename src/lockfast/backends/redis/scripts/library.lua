@@ -4,6 +4,7 @@
 -- KEYS  1 held: who holds   2 queue: sorted set of waiters by place   3 waiters: hash
 --       4 observers: hash   5 changes: sorted set by number   6 lapsed: sorted set of waiters by `alive`
 --       7 rows: hash of shared holds, if there are many   8 ends: sorted set of those claims by their end
+--       9 listed: string, there while clients list names; of no name, so not in a cluster. See listed.lua
 -- `held` is one string: the last number given out in 16 digits, a sign, and a line for each
 --   claim base fence acquired ttl mode limit holder metadata      holder, whose hold ends at base + ttl
 --   ~claim ...                                                    holder that has released, and lingers
@@ -24,6 +25,7 @@
 local holds, ids, reserved, tombstones, exclusive, shared = {}, {}, {}, {}, 0, 0
 local unreadable, damage = {}, nil  -- lines that cannot be read; "some" if there are any, "all" if nothing can be read
 local number, contended, observed, changed, queue_is_empty = 0, false, false, false, false
+local was_free = true
 local rows  -- nil if the holds are in the string; else what "#" says, the number of holds, and the functions of rows.lua
 
 local function text(number) return string.format('%d', number) end
@@ -128,6 +130,7 @@ local function read_state()
   end
   number = tonumber(digits)
   if sign == '-' then return end
+  was_free = false
   contended = sign == '+' or sign == '*'
   observed = sign == '*' and redis.call('EXISTS', KEYS[4]) == 1
   for line in string.gmatch(string.sub(state, 18), '[^\n]+') do
@@ -190,6 +193,9 @@ local function save()
   for id, until_ in pairs(tombstones) do lines[#lines + 1] = '!' .. id .. ' ' .. text(until_) end
   for _, line in ipairs(unreadable) do lines[#lines + 1] = line end
   local sign = contended and (observed and '*' or '+') or #lines == 0 and '-' or '='
+  if was_free and sign ~= '-' and KEYS[9] and redis.pcall('EXISTS', KEYS[9]) == 1 then
+--@note_name
+  end
   local lives = math.ceil((longest + math.max(0, number - wall)) / 1000) + FENCE_TTL_MS  -- longer if the clock was set back
   write('SET', KEYS[1], string.format('%016d', number) .. sign .. table.concat(lines, '\n'), 'PX', lives)
   if rows then

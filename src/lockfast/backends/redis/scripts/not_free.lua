@@ -2,10 +2,9 @@
 -- that `list` need not ask for each of them.
 -- KEYS  `held` of each name, see library.lua
 -- Returns the positions of those that are not free, from 1 on.
+--@is_free
 local found = {}
-for place, key in ipairs(KEYS) do
-  local start = redis.pcall('GETRANGE', key, 0, 16)
-  local number = type(start) == 'string' and string.match(start, '^(%d+)%-$')
-  if not number or #number ~= 16 or tonumber(number) > MAX_NUMBER then found[#found + 1] = place end
+for place, held in ipairs(KEYS) do
+  if not is_free(held) then found[#found + 1] = place end
 end
 return found
