@@ -17,8 +17,10 @@ import lockfast
 from lockfast._facades.lock import AsyncLease
 from lockfast._model import Claim, Grant, LockInfo, Renewal
 from lockfast._values import Booked, Rate, Stored
+from lockfast.engine.acquire import acquire as acquire_lease
 from lockfast.engine.core import Engine
 from lockfast.engine.keeper_loop import IDLE_S
+from lockfast.engine.lease import Lease
 from lockfast.engine.outage import POLL_AGAIN_S, REPORT_AFTER_S
 from lockfast.errors import BackendUnavailable, LockError
 from lockfast.observe.events import Event
@@ -277,6 +279,34 @@ def test_a_release_that_failed_counts_as_answered_while_it_is_repeated(stage: St
         assert stage.engine.outage.unanswered == {}
     stage.backend.fails = False
     assert stage.simulation.run_until_done(job)
+
+
+def test_each_of_two_releases_of_one_lease_is_watched_until_its_own_answer(stage: Stage) -> None:
+    lease = stage.do(stage.locks.lock("a", ttl=TTL_S).acquire())
+    stage.backend.delay = 0.5
+    answered = stage.start(stage.engine.release(lease))
+    stage.pass_time(0.1)
+    started, stage.backend.delay = stage.simulation.time, 5.0
+    silent = stage.start(stage.engine.release(lease))
+    assert stage.simulation.run_until_done(answered)
+    assert len(stage.engine.outage.unanswered) == 1
+    stage.simulation.run_until_done(silent)
+    assert [at for _, at, _ in stage.reported] == approx([started + REPORT_AFTER_S + POLL_AGAIN_S, started + 5])
+
+
+def test_a_release_before_the_acquire_has_returned_is_watched_until_its_own_answer(stage: Stage) -> None:
+    """By another thread, such as one that closes the `Locks`."""
+    releases: list[Any] = []
+
+    def release_at_once(lease: Lease) -> None:
+        stage.backend.delay = 5.0
+        release = stage.engine.release(lease)
+        release.send(None)  # as far as another thread may come meanwhile: it is sent
+        releases.append(release)
+
+    stage.do(acquire_lease(stage.engine, stage.locks.lock("a", ttl=TTL_S).request, None, release_at_once))
+    assert len(stage.engine.outage.unanswered) == 1
+    releases[0].close()
 
 
 def test_a_child_of_a_fork_waits_for_no_answer_of_its_parents(stage: Stage) -> None:

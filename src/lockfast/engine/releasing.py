@@ -37,6 +37,7 @@ async def release(engine: Engine, lease: Lease, successor: str = "", *, until: f
     again = lease._state == "releasing" and now < lease._deadline
     linger = time_to_linger(engine, lease) if lease._request.min_hold else 0.0
     claim, outage = lease._claim, engine.outage if engine.outage.watches else None
+    request = None if outage is None else object()  # its own: another thread may release this lease too
     try:
         if not lease._move("release"):
             return False
@@ -46,23 +47,23 @@ async def release(engine: Engine, lease: Lease, successor: str = "", *, until: f
         try:
             if outage is not None:
                 within /= 2  # a connection may be dead, and then there is time to try another
-                outage.sent(claim.id, now, until)
+                outage.sent(request, now, until)
             freed = await engine.backend.release(claim, linger=linger, within=within, successor=successor)
             if outage is not None:
-                outage.answered(claim.id)
+                outage.answered(request)
         except BackendUnavailable as error:
-            engine.outage.ended(claim.id)
+            engine.outage.ended(request)
             if error.transient:
                 engine.outage.failed(error, now, engine.now(), until)
             freed, again = await release_again(engine, lease, linger, successor, until, error), True
         return _ended(engine, lease, freed or again)  # again: an earlier try that went unanswered has freed it
     except Exception:
-        engine.outage.ended(claim.id)
+        engine.outage.ended(request)
         raise
     except BaseException as interrupt:
         # Cancelled or interrupted: the release is finished first, then the interrupt goes on.
         try:
-            engine.outage.ended(claim.id)  # no caller waits for its answer any more
+            engine.outage.ended(request)  # no caller waits for its answer any more
             if lease._state == "releasing" and interrupt.__class__ is not GeneratorExit:
                 with suppress(LockError):
                     await engine.world.shielded(_finish(engine, lease, linger, successor))
@@ -74,8 +75,8 @@ async def release(engine: Engine, lease: Lease, successor: str = "", *, until: f
             engine.keeper.forget(lease)
         raise
     finally:
-        if outage is not None and claim.id in outage.unanswered:  # no call: an interrupt could fall into it
-            del outage.unanswered[claim.id]
+        if outage is not None and request in outage.unanswered:  # no call: an interrupt could fall into it
+            del outage.unanswered[request]
 
 
 async def _finish(engine: Engine, lease: Lease, linger: float, successor: str) -> None:
