@@ -108,8 +108,10 @@ class RedisBackend:
             return IN_ORDER
         return IN_DOUBT if id in self._unanswered else 0
 
-    async def _acquire_or_wait(self, claim: Claim, enqueue: bool, until: float) -> Grant | Busy:
-        """The full script, for a key that is or may be contended."""
+    async def _acquire_or_wait(
+        self, claim: Claim, enqueue: bool, until: float, proposal: tuple[int, int] | None = None
+    ) -> Grant | Busy:
+        """The full script, for a key that is or may be contended. In a quorum the client proposes fence and order."""
         wakeups, terms = self._driver.wakeups, claim.terms
         address = ""
         if enqueue:
@@ -118,7 +120,7 @@ class RedisBackend:
                 address = wakeups.expect(claim)
             if not address:  # there is no subscription
                 address = await self._driver.expect(claim, time_left(until))
-        answer = await self._acquire(claim, address, time_left(until))
+        answer = await self._acquire(claim, address, time_left(until), proposal)
         if answer.__class__ is not list:
             wakeups.forget(claim)
             self._contended.keep(terms.key, answer.endswith(b"+"))
@@ -129,7 +131,7 @@ class RedisBackend:
             raise limit_mismatch(terms.name, answer[0] or None, terms.limit)
         return replies.busy(*answer)
 
-    async def _acquire(self, claim: Claim, address: str, within: float) -> Any:
+    async def _acquire(self, claim: Claim, address: str, within: float, proposal: tuple[int, int] | None) -> Any:
         prepared = requests.acquire(claim.terms, address, self._listed)
         request, until = self._request(prepared, claim.id), boot_now() + within
         if self._driver.replicas:

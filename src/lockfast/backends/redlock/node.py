@@ -55,7 +55,6 @@ class RedisNode(RedisBackend):
         self.age = member.age  # seconds for which it has remembered everything, as far as that can be known
         self.contended, self.in_doubt = self._contended, self._unanswered
         member.mark_in_doubt = self.mark_in_doubt
-        self._asked: dict[str, tuple[int, int]] = {}  # by claim that a vote is asked for: its proposal and its order
 
     def mark_in_doubt(self, id: str) -> None:
         """A request of this claim may still arrive, after the next one."""
@@ -88,18 +87,15 @@ class RedisNode(RedisBackend):
 
         A claim that has to wait is queued before all that have a higher `order`.
         """
-        self._asked[claim.id] = fence, order
         started = boot_now()
         try:
-            return await self._acquire_or_wait(claim, enqueue, started + within)
+            return await self._acquire_or_wait(claim, enqueue, started + within, (fence, order))
         except BackendUnavailable as error:
             if error.sent:
                 self._note_unanswered(claim.id, started)
             raise
-        finally:
-            self._asked.pop(claim.id, None)
 
-    async def _acquire(self, claim: Claim, address: str, within: float) -> Any:
+    async def _acquire(self, claim: Claim, address: str, within: float, proposal: tuple[int, int] | None) -> Any:
         prepared = requests.acquire(claim.terms, address, self._listed)
         now = self._now() or (b"",)
         request = b"*%d\r\n%b%b%b%b" % (
@@ -107,7 +103,7 @@ class RedisNode(RedisBackend):
             prepared.before,
             words(claim.id),
             prepared.after,
-            words(*now, *self._asked[claim.id]),
+            words(*now, *(proposal or ())),
         )
         return await self._driver.run(prepared.script, prepared.key, request, within)
 
