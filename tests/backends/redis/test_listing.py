@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,9 @@ from lockfast._ids import new_claim_id
 from lockfast._model import EXCLUSIVE, PRESENCE_S, SHARED, Claim, Grant, Mode, Terms
 from lockfast._worlds import drive
 from lockfast._worlds.threads import ThreadWorld
+from lockfast.backends.redis import requests
 from lockfast.backends.redis.backend import RedisBackend
+from lockfast.backends.redis.io.resp import Script
 from lockfast.backends.redis.requests import CONSTANTS, LISTED, LISTED_NAMES
 from lockfast.testing.clock import FakeClock
 from tests.servers import binaries
@@ -220,6 +223,16 @@ def test_more_names_than_one_reply_has_are_all_listed(clients: Clients) -> None:
     assert clients.listed() == names
 
 
+@pytest.mark.parametrize("script", ["acquire_quick", "redlock/vote_quick"])
+def test_a_quick_script_leaves_a_key_of_another_type_to_the_full_one(server: Server, script: str) -> None:
+    held, record = "lockfast:{x}:held", " 30000000 x 0 worker "
+    server.command("FLUSHALL")
+    server.command("RPUSH", held, "other")
+    text = requests.source(script)
+    assert server.command("EVAL", text, "2", held, LISTED, "claim", record, "60000", str(10**15)) is None
+    assert server.command("TYPE", held) == b"list"
+
+
 class TestAScan:
     """What happens to the names while one client scans, before it notes what it has found."""
 
@@ -261,6 +274,25 @@ class TestAScan:
         self.during(clients, monkeypatch, lose)
         assert clients.listed() == ["x"]
 
+    def test_one_of_which_only_a_part_was_noted_is_not_trusted(
+        self, clients: Clients, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        names = sorted(f"n{number}" for number in range(int(CONSTANTS["LISTED_AT_ONCE"]) + 1))
+        for name in names:
+            clients.take(name)
+        with monkeypatch.context() as patch:
+            run, calls = clients.theirs._driver.run, count()
+
+            async def noting(script: Script, *args: Any) -> Any:
+                if script is requests.script("note") and next(calls):
+                    raise KeyboardInterrupt
+                return await run(script, *args)
+
+            patch.setattr(clients.theirs._driver, "run", noting)
+            with pytest.raises(KeyboardInterrupt):
+                clients.listed()
+        assert clients.listed() == names
+
     def test_one_that_fails_leaves_no_list_without_its_names(
         self, clients: Clients, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -279,6 +311,7 @@ class TestWhatIsNoted:
         clients.listed()
         for number in range(10):
             clients.release(clients.take(f"n{number}"))
+        clients.server.command("DEL", "lockfast:{n9}:held")
         clients.listed("n1")
         assert clients.server.command("ZCARD", LISTED_NAMES) == 11  # n1 is not; the prefix and the token are
         clients.listed()

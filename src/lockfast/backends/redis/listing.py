@@ -48,14 +48,14 @@ class Listing:
     async def _noted(self, prefix: str, within: float) -> tuple[bytes, list[str] | None]:
         """The names, if all are noted; else None, and the token with which those that a scan finds can be noted."""
         names: list[str | None] = []
-        first, ended = None, b""
+        ended = b""
         while True:
             args = (in_tag(prefix), new_claim_id(), ended)
             request = call(script("listed"), _KEYS, args)
             token, *rest = await self._driver.question(LISTED, request, within, script("listed"))
-            if not rest or token != (first or token):
+            if not rest:
                 return token, None
-            first, (ended, *some) = token, rest
+            ended, *some = rest
             names += map(of_tag, some)
             if not ended:
                 return token, sorted(name for name in names if name is not None)

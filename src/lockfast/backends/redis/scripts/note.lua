@@ -1,8 +1,8 @@
--- Adds to `names` what a scan has found, unless `listed` or `names` has ended since the scan began: then a name may be in neither.
+-- Adds to `names` what a scan has found, unless `listed` has ended since it began: then a name may be held that neither has.
 -- KEYS  see listed.lua
 -- ARGV  1 the token of `listed` when the scan began   then what is added, at most LISTED_AT_ONCE
 -- Returns 1, or 0 if nothing was added.
-if redis.pcall('GET', KEYS[1]) ~= ARGV[1] or not redis.pcall('ZMSCORE', KEYS[2], 't' .. ARGV[1])[1] then return 0 end
+if redis.pcall('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 local added = {}
 for i = 2, #ARGV do
   added[#added + 1] = 0
