@@ -68,7 +68,7 @@ class VotingBackend(MemoryBackend):
         holder = self._holder(claim)
         if holder is None or holder.fence not in (fence, instead_of):
             return False
-        holder.fence = fence
+        holder.grant = holder.grant._replace(fence=fence)
         self._store.fence = max(self._store.fence, fence)
         return True
 

@@ -24,15 +24,14 @@ class MemoryBackend(MemoryInspection, MemoryValues):
     capabilities = Capabilities(instant=True, hands_over=True)
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
-        store = self._store
+        store, key = self._store, claim.terms.key
         with self._step():
             now = store.clock()
-            resource = store.refresh(claim.terms.key, now, asking=claim.id)
+            resource = store.refresh(key, now, asking=claim.id) if key in store.resources else None
             if resource is None:
                 if store.fence >= store.sweep_at:
                     store.sweep(now)
-                resource = store.resources[claim.terms.key] = MemoryResource(store.count)
-                return resource.grant(claim, now)
+                return store.add(key).grant(claim, now)
             holder = resource.holders.get(claim.id)
             if holder is not None and not holder.ended:  # a repeated request: its reply was lost
                 return self._grant_again(resource, holder, claim, now)
@@ -122,9 +121,9 @@ class MemoryBackend(MemoryInspection, MemoryValues):
         return True
 
     async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
-        store = self._store
+        store, key = self._store, claim.terms.key
         with self._step():
-            resource = store.resources.get(claim.terms.key)
+            resource = store.resources.get(key)
             holder = resource.holders.get(claim.id) if resource else None
             if resource is None or holder is None or holder.ended:
                 return False
@@ -140,7 +139,7 @@ class MemoryBackend(MemoryInspection, MemoryValues):
                     resource.expire(now)  # an expired hold must not stand in the way of the hand-over
                     resource.hand_over(now, successor if alive else "")
             if resource.unused:
-                del store.resources[claim.terms.key]
+                store.remove(key)
             return alive
 
     async def abandon(self, claim: Claim, *, within: float) -> None:

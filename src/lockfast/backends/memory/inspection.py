@@ -79,7 +79,7 @@ class MemoryInspection(StoreUser):
                 claim_id=h.claim.id,
                 fence=h.fence,
                 mode=h.claim.terms.mode,
-                acquired_at=h.acquired_at,
+                acquired_at=h.grant.acquired_at,
                 expires_at=wall + h.expires_at - now,
                 metadata=json.loads(h.claim.terms.metadata) if h.claim.terms.metadata else None,
             )

@@ -29,12 +29,11 @@ from lockfast._worlds import World
 
 
 class MemoryHolder:
-    __slots__ = ("acquired_at", "claim", "ended", "expires_at", "fence")
+    __slots__ = ("claim", "ended", "expires_at", "grant")
 
-    def __init__(self, claim: Claim, fence: int, acquired_at: float, expires_at: float) -> None:
+    def __init__(self, claim: Claim, grant: Grant, expires_at: float) -> None:
         self.claim = claim
-        self.fence = fence
-        self.acquired_at = acquired_at  # wall clock, for people
+        self.grant = grant
         self.expires_at = expires_at  # the store's clock, for deciding
         self.ended = False  # released, but lingers: takes room and cannot be renewed
 
@@ -43,8 +42,8 @@ class MemoryHolder:
         return self.claim.terms.holder
 
     @property
-    def grant(self) -> Grant:
-        return Grant(self.fence, self.acquired_at)
+    def fence(self) -> int:
+        return self.grant.fence
 
 
 class MemoryWaiter:
@@ -195,14 +194,16 @@ class MemoryResource:
 
     def grant(self, claim: Claim, now: float) -> Grant:
         """Make it the holder, whether it waited or not."""
-        self.queue.pop(claim.id, None)
-        holder = MemoryHolder(claim, self._count(), time.time(), now + claim.terms.ttl)
-        self.holders[claim.id] = holder
-        if holder.expires_at < self.quiet_until:
-            self.quiet_until = holder.expires_at
+        if self.queue:
+            self.queue.pop(claim.id, None)
+        expires_at = now + claim.terms.ttl
+        grant = Grant(self._count(), time.time())
+        self.holders[claim.id] = MemoryHolder(claim, grant, expires_at)
+        if expires_at < self.quiet_until:
+            self.quiet_until = expires_at
         if self.observers:
-            self.record_change(holder.fence, claim.terms.holder)
-        return holder.grant
+            self.record_change(grant.fence, claim.terms.holder)
+        return grant
 
     def hand_over(self, now: float, successor: str = "", asking: str = "") -> None:
         """Grant to the next waiters, or reserve for them, and wake them and no others.

@@ -27,6 +27,7 @@ class MemoryStore:
     def clear(self) -> None:
         self._mutex = Mutex()
         self.resources: dict[str, MemoryResource] = {}  # only those with a holder, a waiter or an observer
+        self._spare: MemoryResource | None = None  # the last that was removed, for the next name
         self.limiters: dict[str, int] = {}  # booked up to this moment, in nanoseconds of the clock
         self.limiters_before = 64  # how many the last sweep left, and a few more
         self.cells: dict[str, Stored] = {}
@@ -53,14 +54,24 @@ class MemoryStore:
             if resource.expire(now):
                 resource.hand_over(now, asking=asking)
             if resource.unused:
-                del self.resources[key]
+                self.remove(key)
                 return None
         return resource
+
+    def add(self, key: str) -> MemoryResource:
+        """The resource of a name that has none."""
+        resource, self._spare = self._spare or MemoryResource(self.count), None
+        self.resources[key] = resource
+        return resource
+
+    def remove(self, key: str) -> None:
+        """It is unused."""
+        self._spare = self.resources.pop(key)
 
     def refresh_or_make(self, key: str, now: float) -> MemoryResource:
         resource = self.refresh(key, now)
         if resource is None:
-            resource = self.resources[key] = MemoryResource(self.count)
+            resource = self.add(key)
         return resource
 
     def sweep(self, now: float) -> None:
