@@ -10,13 +10,15 @@ import os
 import time
 from typing import Final
 
-CLAIM_ID_CHARS: Final = 32
-_RAND_B = 0x3FFF_FFFF_FFFF_FFFF  # the 62 random bits at the end of a uuid7
+CLAIM_ID_BYTES: Final = 16
+CLAIM_ID_CHARS: Final = 2 * CLAIM_ID_BYTES
+_UUID7: Final = 0x7000_8000_0000_0000_0000  # its version and variant
+_RAND_B: Final = 0x3FFF_FFFF_FFFF_FFFF  # the 62 random bits at the end of a uuid7
 
 
 def _fresh_count() -> itertools.count[int]:
     # Start in the lower half, so that counting up for years does not run out of the 62 bits.
-    return itertools.count(int.from_bytes(os.urandom(8), "big") & (_RAND_B >> 1))
+    return itertools.count(_UUID7 | int.from_bytes(os.urandom(8), "big") & (_RAND_B >> 1))
 
 
 _count = _fresh_count()
@@ -29,7 +31,7 @@ def new_claim_id() -> str:
     processes differ as surely as random ones.
     """
     milliseconds = time.time_ns() // 1_000_000
-    return f"{milliseconds << 80 | 0x7000_8000_0000_0000_0000 | next(_count):032x}"
+    return (milliseconds << 80 | next(_count)).to_bytes(CLAIM_ID_BYTES, "big").hex()
 
 
 def default_holder() -> str:
