@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dis import get_instructions
 from itertools import product
+from types import FunctionType
 from typing import get_args
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from lockfast._worlds import drive
 from lockfast._worlds.threads import ThreadWorld
 from lockfast.engine.core import Engine
-from lockfast.engine.lease import LIFE, State, Step
+from lockfast.engine.lease import LIFE, Lease, State, Step
 from lockfast.errors import LeaseLost, NotHeld
 from lockfast.testing.clock import FakeClock
 from tests.engine.stub import StubBackend, take
@@ -47,6 +49,14 @@ def test_the_table_knows_every_state() -> None:
 @pytest.mark.parametrize("end", ["released", "lost", "forked"])
 def test_nothing_leads_out_of_an_end(end: State) -> None:
     assert LIFE[end] == {}
+
+
+@pytest.mark.parametrize("change", [Lease._move, Lease._adopt, Lease._enter, Lease._count_entry])
+def test_no_interrupt_and_no_other_thread_comes_into_the_middle_of_a_change(change: FunctionType) -> None:
+    """Python looks for them where something is called, and where a loop begins anew."""
+    bytecode = [instruction.opname for instruction in get_instructions(change)]
+    assert "STORE_ATTR" in bytecode
+    assert [name for name in bytecode if "CALL" in name or "JUMP_BACKWARD" in name] == []
 
 
 def test_what_a_lease_says_of_itself_follows_the_clock() -> None:

@@ -174,36 +174,19 @@ class Lease(Unique):
         return f"<{type(self).__name__} {self.name!r} {self._state}{left}, fence {self._fence}, holder {self.holder!r}>"
 
     # What changes it. No other module writes a field of a lease.
+    #
+    # The first four call nothing. Python interrupts a thread, or lets another one run, only where something is called
+    # or a loop begins anew. So an interrupt, or a step of another thread, comes before all that they do or after it.
 
     def _move(self, step: Step, reason: str = "") -> bool:
         """Take one step of the table; False if the current state has no such step, because another one came first."""
-        with self._engine.mutex:
-            then = LIFE[self._state].get(step)
-            if then is None:
-                return False
-            self._state = then
-            self._body = None  # it protects nothing any more, and must not keep a call alive
-            self._reason = reason
-            return True
-
-    def _renewed(self, asked_at: float, ttl: float) -> None:
-        """Believe longer. Never shorter: the server does not shorten either, so answers may come in any order."""
-        deadline = asked_at + ttl * self._engine.belief
-        if deadline > self._deadline:
-            self._deadline = deadline
-
-    def _extended(self, asked_at: float, ttl: float) -> None:
-        """Every renewal from now on lasts that long."""
-        self._ttl = ttl
-        self._renewed(asked_at, ttl)
-
-    def _share(self) -> Claim:
-        """The claim that shares from now on. Called before it is sent: then other claims may be granted beside it."""
-        claim = Claim(self._claim.id, self._claim.terms._replace(mode=SHARED, limit=None, ttl=self._ttl))
-        self._claim = claim
-        return claim
-
-    # The next three call nothing, so an interrupt falls before all that they do, or after it.
+        steps = LIFE[self._state]
+        if step not in steps:
+            return False
+        self._state = steps[step]
+        self._reason = reason
+        self._body = None  # it protects nothing any more, and must not keep a call alive
+        return True
 
     def _adopt(
         self, owner: object, taker: LeaseTaker | None, guard: Guard | None, body: FrameType | None, entries: int = 0
@@ -223,6 +206,23 @@ class Lease(Unique):
     def _count_entry(self, change: int) -> None:
         """Its owner has entered it again, or left it; `_release` ends the last entry."""
         self._depth += change
+
+    def _renewed(self, asked_at: float, ttl: float) -> None:
+        """Believe longer. Never shorter: the server does not shorten either, so answers may come in any order."""
+        deadline = asked_at + ttl * self._engine.belief
+        if deadline > self._deadline:
+            self._deadline = deadline
+
+    def _extended(self, asked_at: float, ttl: float) -> None:
+        """Every renewal from now on lasts that long."""
+        self._ttl = ttl
+        self._renewed(asked_at, ttl)
+
+    def _share(self) -> Claim:
+        """The claim that shares from now on. Called before it is sent: then other claims may be granted beside it."""
+        claim = Claim(self._claim.id, self._claim.terms._replace(mode=SHARED, limit=None, ttl=self._ttl))
+        self._claim = claim
+        return claim
 
     # What its holder asks for
 

@@ -7,6 +7,7 @@ Leaves to the backend: who is next. Leaves to `unfinished`: claims that could no
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from lockfast._model import Claim
@@ -69,7 +70,8 @@ async def release(engine: Engine, lease: Lease, successor: str = "", *, until: f
                     await engine.world.shielded(_finish(engine, lease, linger, successor))
         except BaseException:
             if engine.world.blocking:  # another interrupt, in the middle of that; none falls into the background
-                engine.behind(lambda lease: _finish(engine, lease, linger, successor), lease)
+                # No lambda: its variables would be cells, which every release would have to make.
+                engine.behind(partial(_finish, engine, linger=linger, successor=successor), lease)
             raise
         if lease._state != "releasing":
             engine.keeper.forget(lease)
