@@ -125,7 +125,10 @@ def drive(work: Coroutine[Any, Any, T], ends_in: PutsOff | None = None, expected
     says in which engine, and what is `expected` of it: it is put off then, and that is the answer.
     """
     thread = get_ident()
-    outer = _inside[thread] if thread in _inside else None  # noqa: SIM401  (to call costs, see below)
+    try:
+        outer = _inside[thread]
+    except KeyError:
+        outer = None
     if outer is not None and outer.cr_running:
         return _nested(work, ends_in, expected)
     if _put_off:

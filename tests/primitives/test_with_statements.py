@@ -218,7 +218,7 @@ def test_a_lease_does_not_depend_on_what_was_looked_up_before_it_was_entered(
         leave = made.__exit__
         del leave
         assert lease.held
-        assert statement._found[threading.get_ident()]() is None
+        assert statement._found[threading.get_ident()][0]() is None
     assert not lease.held
 
 

@@ -40,7 +40,7 @@ def acquire(
     does in `adopt`, since an interrupt of the blocking world can fall between any two calls, and nothing is called
     between here and the user once the lease is adopted.
     """
-    claim = Claim(new_claim_id(), request.terms)
+    claim = tuple.__new__(Claim, (new_claim_id(), request.terms))  # as Claim(…), which takes twice as long
     if request.on_lost is not None:
         request, adopt = engine.on_lost.prepare(request, adopt)
     if engine.order is not None:

@@ -76,7 +76,7 @@ class OnLost:
                 engine.on_lost._call_soon(lease)  # of now: a fork has another
             adopt(lease)
 
-        return request._replace(on_lost=callback), hand_out
+        return request.but(on_lost=callback), hand_out
 
     def lost(self, lease: Lease) -> None:
         """Call its `on_lost` soon, if its caller has it, or when it does."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from lockfast._model import Busy, Terms
 
@@ -23,18 +23,42 @@ def as_it_is(busy: Busy, _: float) -> Busy:
     return busy
 
 
-class Request(NamedTuple):
-    """What one lock object asks for each time, and what it wants done with the lease."""
+class Request:
+    """What one lock object asks for each time, and what it wants done with the lease. Never changed.
 
-    terms: Terms
-    wait: float | None = None
-    renew: bool = True
-    reentrant: bool = False
-    min_hold: float = 0.0
-    on_lost: Callable[[Any], object] | None = None
-    named: bool = False  # the holder was named by the caller, not after its process
-    renew_every: float | None = None  # seconds from one renewal to the next; None: a third of the ttl
-    max_hold: float | None = None  # seconds after the grant at which renewals stop; None: never
+    No NamedTuple: each acquire reads a dozen fields, and those of a tuple take three times as long to read.
+    """
+
+    __slots__ = ("max_hold", "min_hold", "named", "on_lost", "reentrant", "renew", "renew_every", "terms", "wait")
+
+    def __init__(
+        self,
+        terms: Terms,
+        wait: float | None = None,
+        renew: bool = True,
+        reentrant: bool = False,
+        min_hold: float = 0.0,
+        on_lost: Callable[[Any], object] | None = None,
+        named: bool = False,
+        renew_every: float | None = None,
+        max_hold: float | None = None,
+    ) -> None:
+        self.terms = terms
+        self.wait = wait
+        self.renew = renew
+        self.reentrant = reentrant
+        self.min_hold = min_hold
+        self.on_lost = on_lost
+        self.named = named  # the holder was named by the caller, not after its process
+        self.renew_every = renew_every  # seconds from one renewal to the next; None: a third of the ttl
+        self.max_hold = max_hold  # seconds after the grant at which renewals stop; None: never
+
+    def fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def but(self, **changes: Any) -> Request:
+        """The same with other values of these fields."""
+        return Request(**self.fields() | changes)
 
 
 class LeaseTaker(Protocol):

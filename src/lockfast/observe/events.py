@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from threading import get_ident
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 from lockfast._reentry import outside
 from lockfast._text import shown
@@ -32,6 +32,7 @@ Kind = Literal[
 ]
 
 logger = logging.getLogger("lockfast")
+_DEBUG: Final = logging.DEBUG
 
 
 class Event(NamedTuple):
@@ -85,7 +86,7 @@ class Events:
 
     def wanted(self) -> bool:
         """Whether there is a listener for an everyday event. Ask before making one."""
-        return bool(self._listeners) or logger.isEnabledFor(logging.DEBUG)
+        return True if self._listeners else logger.isEnabledFor(_DEBUG)
 
     def emit(self, event: Event) -> None:
         """Pass it to the log and to every listener."""

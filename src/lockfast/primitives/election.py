@@ -131,7 +131,7 @@ class ElectionLogic:
         if on_lost is not None and not callable(on_lost):
             raise ValueError(f"on_lost must be callable, not {shown(on_lost)}")
         if on_lost is not None:
-            lock = LockLogic(self.engine, self._request._replace(on_lost=on_lost))
+            lock = LockLogic(self.engine, self._request.but(on_lost=on_lost))
         led: Lease | None = None
 
         async def lead(lease: Lease) -> Any:

@@ -72,7 +72,7 @@ class LimiterLogic:
 
         left = None if timeout is None else max(0.0, give_up_at - now())
         with suppress(AcquireTimeout, LeaseLost):
-            await LockLogic(self._engine, self._turn._replace(wait=left)).hold(book_ahead)
+            await LockLogic(self._engine, self._turn.but(wait=left)).hold(book_ahead)
         return answer
 
     async def _wait_for(self, cost: int, booked: Booked) -> None:

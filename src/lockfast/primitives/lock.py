@@ -134,7 +134,7 @@ class LockLogic:
         if engine.closed:
             engine.must_be_open()
         if request.terms.holder is not engine.holder and not request.named:  # this object came through a fork
-            request = self.request = request._replace(terms=request.terms._replace(holder=engine.holder))
+            request = self.request = request.but(terms=request.terms._replace(holder=engine.holder))
         return acquire(engine, request, wait, entry.adopt, refused)
 
     def _enter_again(self, entry: Entry) -> Lease | None:

@@ -246,7 +246,7 @@ class MultiLogic:
     async def _take_each(self, multi: MultiLease, give_up_at: float) -> Missed | None:
         engine = self.engine
         for request in self._requests:
-            asked = request._replace(terms=request.terms._replace(holder=engine.holder), on_lost=multi._one_is_lost)
+            asked = request.but(terms=request.terms._replace(holder=engine.holder), on_lost=multi._one_is_lost)
             left = None if give_up_at == FOREVER else max(0.0, give_up_at - engine.now())
             answer = await acquire(engine, asked, left, multi._adopt)
             if isinstance(answer, Busy):

@@ -52,11 +52,10 @@ class Entered(Protocol):
 class With:
     """One `with`, from before it enters."""
 
-    __slots__ = ("alive", "entry", "found_at", "logic")
+    __slots__ = ("alive", "entry", "logic")
 
-    def __init__(self, logic: Entered, found_at: tuple[int, CodeType, int] | None = None) -> None:
+    def __init__(self, logic: Entered) -> None:
         self.logic = logic
-        self.found_at = found_at  # the call (a number, so that it is not kept alive) and the instruction in its code
         self.entry: Any = None  # what it entered; set in one step with the entry itself
         self.alive: _Alive | None = None  # once it has begun to enter
 
@@ -68,30 +67,32 @@ class _Alive(ref):  # type: ignore[type-arg]
     statement: With
 
 
-# By thread: what was found last. It refers to a `With`, and a `with` that enters next is that one.
-_found: dict[int, ref[partial[Any]]] = {}
+# By thread: what was found last, by which call (its number, so that it is not kept alive), and at which instruction of
+# its code. What was found refers to a `With`, and a `with` that enters next is that one.
+_found: dict[int, tuple[ref[partial[Any]], int, CodeType, int]] = {}
 
 
 def _find(logic: Entered, leave: Callable[..., Any], call: FrameType) -> partial[Any]:
     """For the `with` of that call, which looks its exit up."""
-    # No bound method: that is gone when it is called.
-    found = partial(leave, With(logic, (id(call), call.f_code, call.f_lasti)))
-    _found[get_ident()] = ref(found)
+    found = partial(leave, With(logic))  # no bound method: that is gone when it is called
+    _found[get_ident()] = ref(found), id(call), call.f_code, call.f_lasti
     return found
 
 
 def begun(logic: Entered, call: FrameType) -> With | None:
     """The `with` of that call, if it enters now; None if `__enter__` is called in another way."""
     last = _found.get(get_ident())
-    found = last() if last is not None else None
+    if last is None:
+        return None
+    refers, number, code, offset = last
+    if number != id(call) or code is not call.f_code or not 0 <= call.f_lasti - offset <= MAX_DISTANCE_BYTES:
+        return None  # another call, or another instruction, has found it
+    found = refers()
     if found is None:
         return None
     statement: With = found.args[0]
-    if statement.logic is not logic or statement.found_at is None:
+    if statement.logic is not logic:
         return None
-    number, code, offset = statement.found_at
-    if number != id(call) or code is not call.f_code or not 0 <= call.f_lasti - offset <= MAX_DISTANCE_BYTES:
-        return None  # the statement of another call, or of another instruction
     if found.func is _leave:
         alive = statement.alive = _Alive(found, _is_over)
         alive.statement = statement

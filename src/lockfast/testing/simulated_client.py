@@ -73,7 +73,7 @@ class Client:
         return AsyncMultiLock(self.parts.multi(self.engine, self.parts.multi_lease, requests, None))
 
     def election(self, plan: JobPlan, candidate: str) -> AsyncElection:
-        request = self._request(plan, plan.name, candidate)._replace(renew=True)
+        request = self._request(plan, plan.name, candidate).but(renew=True)
         return AsyncElection(self.parts.election(self.engine, request))
 
     def limiter(self, name: str, rate: Rate) -> AsyncLimiter:

@@ -121,10 +121,10 @@ class MemoryBackend(MemoryInspection, MemoryValues):
         return True
 
     async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
-        store, key = self._store, claim.terms.key
+        store, key, id = self._store, claim.terms.key, claim.id
         with self._step():
             resource = store.resources.get(key)
-            holder = resource.holders.get(claim.id) if resource else None
+            holder = resource.holders.get(id) if resource else None
             if resource is None or holder is None or holder.ended:
                 return False
             now = store.clock()
@@ -134,7 +134,7 @@ class MemoryBackend(MemoryInspection, MemoryValues):
                 holder.expires_at = now + linger
                 resource.quiet_until = 0.0
             else:
-                resource.end(claim.id)
+                resource.end(id)
                 if resource.queue:
                     resource.expire(now)  # an expired hold must not stand in the way of the hand-over
                     resource.hand_over(now, successor if alive else "")
