@@ -170,9 +170,8 @@ class AsyncioGuard:
 
 
 class AsyncioWorld:
-    blocking = False
-
     def __init__(self, clock: Clock | None = None) -> None:
+        self.blocking = False
         self._clock = clock
         self.now = clock.now if clock is not None else boot_now
         self.real_time = clock is None

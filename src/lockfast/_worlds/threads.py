@@ -81,9 +81,8 @@ class _Owner(threading.local):
 
 
 class ThreadWorld:
-    blocking = True
-
     def __init__(self, clock: Clock | None = None) -> None:
+        self.blocking = True  # not a class's attribute: each acquire and release reads it
         self._clock = clock
         self.now = clock.now if clock is not None else boot_now
         self.real_time = clock is None

@@ -138,7 +138,7 @@ class MemoryBackend(MemoryInspection, MemoryValues):
                 if resource.queue:
                     resource.expire(now)  # an expired hold must not stand in the way of the hand-over
                     resource.hand_over(now, successor if alive else "")
-            if resource.unused:
+            if resource.is_unused():
                 store.remove(key)
             return alive
 

@@ -188,8 +188,7 @@ class MemoryResource:
         yield from self.queue.values()
         yield from self.observers.values()
 
-    @property
-    def unused(self) -> bool:
+    def is_unused(self) -> bool:
         return not self.holders and not self.queue and not self.observers
 
     def grant(self, claim: Claim, now: float) -> Grant:

@@ -53,7 +53,7 @@ class MemoryStore:
         if resource is not None:
             if resource.expire(now):
                 resource.hand_over(now, asking=asking)
-            if resource.unused:
+            if resource.is_unused():
                 self.remove(key)
                 return None
         return resource
