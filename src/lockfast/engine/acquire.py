@@ -55,6 +55,7 @@ async def _ask(
 ) -> Lease | Busy:
     if not engine.world.blocking:
         engine.world.arrive()
+    id = claim.id
     started = asked_at = answered_at = engine.now()  # before sending: the server's ttl cannot have started earlier
     give_up_at = FOREVER if wait is None else asked_at + wait
     enqueue = wait != 0
@@ -67,7 +68,7 @@ async def _ask(
     waking: Waking | None = None  # once it waits
     outage = engine.outage if engine.outage.watches else None
     try:
-        engine.waiting[claim.id] = claim  # before sending: from then on it may stand in the queue, or be granted
+        engine.waiting[id] = claim  # before sending: from then on it may stand in the queue, or be granted
         while True:
             if engine.closed:
                 raise closed_locks()
@@ -75,12 +76,12 @@ async def _ask(
             if wait and give_up_at - asked_at < within:
                 within = max(MIN_WITHIN_S, give_up_at - asked_at)
             if outage is not None:
-                outage.sent(claim.id, asked_at, give_up_at if wait else answered_at + engine.patience)
+                outage.sent(id, asked_at, give_up_at if wait else answered_at + engine.patience)
             was_unsent, unsent = unsent, False
             try:
                 answer = await engine.backend.acquire(claim, enqueue=enqueue, within=within)
                 if outage is not None:
-                    outage.answered(claim.id)
+                    outage.answered(id)
                 if failures:
                     engine.outage.over()
                 if isinstance(answer, Grant):
@@ -88,7 +89,7 @@ async def _ask(
                     adopt(lease)
                     return lease
             except BackendUnavailable as error:
-                engine.outage.ended(claim.id)
+                engine.outage.ended(id)
                 unsent = was_unsent and not error.sent
                 if engine.closed:
                     raise closed_locks() from error  # a better reason than that its connection was closed
@@ -138,7 +139,7 @@ async def _ask(
         raise
     except BaseException as error:
         try:
-            engine.outage.ended(claim.id)  # no caller waits for its answer any more
+            engine.outage.ended(id)  # no caller waits for its answer any more
             brief = unsent or isinstance(error, BackendUnavailable)
             await engine.abandon(claim, within=engine.briefly if brief else 1.0, sent=not unsent)
         except BaseException:
@@ -147,10 +148,10 @@ async def _ask(
             raise
         raise
     finally:
-        if claim.id in engine.waiting:  # no call is made here after `adopt`
-            del engine.waiting[claim.id]
-        if outage is not None and claim.id in outage.unanswered:
-            del outage.unanswered[claim.id]
+        if id in engine.waiting:  # no call is made here after `adopt`
+            del engine.waiting[id]
+        if outage is not None and id in outage.unanswered:
+            del outage.unanswered[id]
     return refused(answer, engine.now() - started)
 
 
