@@ -120,10 +120,12 @@ async def _ask(
             if wait is None and not checked:
                 engine.must_not_wait_for_itself(claim)
                 checked = True
-            waking = waking or Waking(engine, claim)
-            woken = answered_at < give_up_at and await waking.wait(
-                min(give_up_at - answered_at, answer.retry_after), give_up_at
-            )
+            seconds = min(give_up_at - answered_at, answer.retry_after)
+            woken: bool | Grant = False
+            if waking is not None:
+                woken = answered_at < give_up_at and await waking.wait(seconds, give_up_at)
+            elif answered_at < give_up_at:  # most are woken once, with a grant
+                woken = await engine.backend.wait(claim, seconds)
             grant = handed_over(engine, request, woken, answer, asked_at) if woken else None
             asked_at = engine.now()
             if grant is not None:
@@ -132,6 +134,7 @@ async def _ask(
                 return lease
             if not woken and asked_at >= give_up_at:
                 break
+            waking = waking or Waking(engine, claim)
         if enqueue:
             await engine.abandon(claim, within=engine.briefly)
     except GeneratorExit:  # the coroutine is being closed: nothing can be awaited in it any more

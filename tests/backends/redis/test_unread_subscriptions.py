@@ -15,7 +15,7 @@ import uvloop
 
 from lockfast.backends.connecting.arrived import has_arrived
 from lockfast.backends.redis.io.asyncio_wakeups import AsyncioSubscription
-from lockfast.backends.redis.io.blocking import BlockingConnection
+from lockfast.backends.redis.io.blocking_connection import BlockingConnection
 from lockfast.backends.redis.io.resp import PING
 from lockfast.backends.redis.io.urls import endpoint_of_url
 from lockfast.backends.wakeups.asyncio_ import AsyncioWaiters

@@ -10,7 +10,7 @@ Every key but a cell's expires: whatever crashes, nothing is left behind for eve
 from __future__ import annotations
 
 import builtins
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -75,6 +75,7 @@ class RedisBackend:
         started = boot_now()
         id, terms = claim
         try:
+            left = within
             if terms.key not in self._contended and not self._driver.replicas:
                 prepared = requests.quick_acquire(terms, self._listed)
                 request = self._request(prepared, id)
@@ -85,7 +86,8 @@ class RedisBackend:
                 if answer is not None:
                     self._driver.wakeups.forget(claim)  # an earlier request may have put it into the queue
                     return replies.granted(answer)
-            return await self._acquire_or_wait(claim, enqueue, started + within)
+                left = time_left(started + within)
+            return await self._acquire_or_wait(claim, enqueue, left)
         except LimitMismatch:
             raise
         except BackendUnavailable as error:
@@ -109,23 +111,24 @@ class RedisBackend:
         return IN_DOUBT if id in self._unanswered else 0
 
     async def _acquire_or_wait(
-        self, claim: Claim, enqueue: bool, until: float, proposal: tuple[int, int] | None = None
+        self, claim: Claim, enqueue: bool, within: float, proposal: tuple[int, int] | None = None
     ) -> Grant | Busy:
         """The full script, for a key that is or may be contended. In a quorum the client proposes fence and order."""
-        wakeups, terms = self._driver.wakeups, claim.terms
+        driver, terms = self._driver, claim.terms
         address = ""
         if enqueue:
-            address = wakeups.address
-            if address and not wakeups.expects(claim):
-                address = wakeups.expect(claim)
+            address = driver.wakeups.address and driver.wakeups.expect(claim)
             if not address:  # there is no subscription
-                address = await self._driver.expect(claim, time_left(until))
-        answer = await self._acquire(claim, address, time_left(until), proposal)
+                until = boot_now() + within
+                address = await driver.expect(claim, within)
+                within = time_left(until)
+        answer = await self._acquire(claim, address, within, proposal)
         if answer.__class__ is not list:
-            wakeups.forget(claim)
+            driver.wakeups.forget(claim)
             self._contended.keep(terms.key, answer.endswith(b"+"))
             return replies.granted(answer)
-        self._contended.add(terms.key)
+        if terms.key not in self._contended:
+            self._contended.add(terms.key)
         if len(answer) == 1:
             self._must_be_readable(terms.name, answer[0])
             raise limit_mismatch(terms.name, answer[0] or None, terms.limit)
@@ -133,17 +136,21 @@ class RedisBackend:
 
     async def _acquire(self, claim: Claim, address: str, within: float, proposal: tuple[int, int] | None) -> Any:
         prepared = requests.acquire(claim.terms, address, self._listed)
-        request, until = self._request(prepared, claim.id), boot_now() + within
+        request = self._request(prepared, claim.id)
         if self._driver.replicas:
-            answer, replicas = await self._driver.run_replicated(prepared.script, prepared.key, request, within)
-            if answer.__class__ is not list and replicas < self._driver.replicas:
-                if b"=" in answer:  # it held before this request, so this one does not undo it
-                    raise self._driver.too_few(replicas)
-                with suppress(BackendUnavailable):  # the caller abandons it again
-                    await self.abandon(claim, within=time_left(until))
-                raise self._driver.too_few(replicas, transient=False)
-            return answer
+            return await self._acquire_replicated(claim, prepared, request, within)
         return await self._driver.run(prepared.script, prepared.key, request, within)
+
+    async def _acquire_replicated(self, claim: Claim, prepared: Prepared, request: bytes, within: float) -> Any:
+        until = boot_now() + within
+        answer, replicas = await self._driver.run_replicated(prepared.script, prepared.key, request, within)
+        if answer.__class__ is not list and replicas < self._driver.replicas:
+            if b"=" in answer:  # it held before this request, so this one does not undo it
+                raise self._driver.too_few(replicas)
+            with suppress(BackendUnavailable):  # the caller abandons it again
+                await self.abandon(claim, within=time_left(until))
+            raise self._driver.too_few(replicas, transient=False)
+        return answer
 
     async def _run(self, name: str, key: str, args: Sequence[str | bytes | int], within: float) -> Any:
         keys = keys_of(key, self._listed)
@@ -152,8 +159,8 @@ class RedisBackend:
     async def _run_on_value(self, name: str, key: str, args: Sequence[str | bytes | int], within: float) -> Any:
         return await self._driver.run(script(name), key, call(script(name), [key], args), within)
 
-    async def wait(self, claim: Claim, seconds: float) -> bool | Grant:
-        return await self._driver.wakeups.wait(claim, seconds)
+    def wait(self, claim: Claim, seconds: float) -> Coroutine[Any, Any, bool | Grant]:
+        return self._driver.wakeups.wait(claim, seconds)
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool | None]:
         until = boot_now() + within
@@ -194,12 +201,15 @@ class RedisBackend:
                 answer = await self._driver.settle(prepared.script, prepared.key, request, answer, time_left(until))
             if answer is not None:
                 return bool(answer == 1)
-        return await self._release(claim, linger, time_left(until), successor)
+            within = time_left(until)
+        return await self._release(claim, linger, within, successor)
 
     async def _release(self, claim: Claim, linger: float, within: float, successor: str) -> bool:
         id, terms = claim
-        prepared = requests.release(terms.key, requests.micros(linger), successor, self._listed)
+        prepared = requests.release(terms.key, requests.micros(linger) if linger else 0, successor, self._listed)
         answer = await self._driver.run(prepared.script, prepared.key, self._request(prepared, id), within)
+        if answer == 2 and terms.key in self._contended:
+            return True
         self._must_be_readable(terms.name, answer)
         self._contended.keep(terms.key, answer == 2)
         return bool(answer)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from math import inf
 from typing import Any, Final
 from urllib.parse import unquote
@@ -81,8 +82,13 @@ def busy(ahead: int, retry: int, holder: bytes | None, claim_id: bytes | None, l
     retry_after = poll_after(ahead, retry / MICRO if retry >= 0 else inf)
     if holder is None:
         return Busy(ahead, retry_after, last_fence=last_fence)
-    id = text(claim_id) if claim_id else None
-    return Busy(ahead, retry_after, cut_id(unquote(text(holder))), claim_id=id, last_fence=last_fence)
+    id = claim_id.decode(errors="replace") if claim_id else None
+    return Busy(ahead, retry_after, _shown_holder(holder), False, id, last_fence)
+
+
+@lru_cache(maxsize=256)
+def _shown_holder(holder: bytes) -> str:
+    return cut_id(unquote(text(holder)))
 
 
 def granted(answer: bytes) -> Grant:

@@ -89,7 +89,7 @@ class RedisNode(RedisBackend):
         """
         started = boot_now()
         try:
-            return await self._acquire_or_wait(claim, enqueue, started + within, (fence, order))
+            return await self._acquire_or_wait(claim, enqueue, within, (fence, order))
         except BackendUnavailable as error:
             if error.sent:
                 self._note_unanswered(claim.id, started)

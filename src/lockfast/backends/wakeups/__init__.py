@@ -17,8 +17,7 @@ from lockfast._model import Claim, Grant
 # Wakes every waiter of this process: more wake-ups came than the socket can queue, or a subscription ended.
 WAKE_ALL: Final = "\ud800*"  # no bytes decode to half of a surrogate pair, so no message from outside equals it
 
-
-_NUMBER: Final = re.compile(r"[0-9]{1,16}")
+_GRANT: Final = re.compile(r"([^ ]*) ([0-9]{1,16}) ([0-9]{1,16})").fullmatch
 
 
 def read_wake_up(text: str) -> tuple[str, Grant | None]:
@@ -27,12 +26,10 @@ def read_wake_up(text: str) -> tuple[str, Grant | None]:
     It is `claim`, or `claim fence acquired` with the moment of the grant in microseconds. To forge
     one, a client must be able to send, and know the claim's id: from the store, or from an earlier wake-up.
     """
-    claim, _, grant = text.partition(" ")
-    if grant:
-        fence, _, acquired = grant.partition(" ")
-        if _NUMBER.fullmatch(fence) and _NUMBER.fullmatch(acquired):
-            return claim, Grant(int(fence), int(acquired) / 1e6)
-    return claim, None
+    if found := _GRANT(text):
+        claim, fence, acquired = found.groups()
+        return claim, tuple.__new__(Grant, (int(fence), int(acquired) / 1e6, None))  # costs a call less than `Grant()`
+    return text.partition(" ")[0], None
 
 
 def write_wake_up(claim: str, grant: Grant | None) -> str:

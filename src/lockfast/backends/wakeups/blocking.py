@@ -7,7 +7,6 @@ Leaves to each backend's inbox: what travels between processes.
 from __future__ import annotations
 
 import math
-import select
 import threading
 from collections.abc import Callable
 
@@ -18,13 +17,15 @@ from lockfast._worlds import Clock
 from lockfast.backends.wakeups import WAKE_ALL, Inbox, read_wake_up
 from lockfast.backends.wakeups.flood_guard import FloodGuard
 
+_Ready = list[tuple[int, int]]
+
 
 class _Waiter:
     __slots__ = ("gate", "grant", "woken")
 
     def __init__(self) -> None:
-        self.gate = threading.Lock()  # released when the thread has to wake: it was woken, or can become the leader
-        self.gate.acquire()
+        # Released when the thread has to wake: it was woken, or can become the leader. Made when it first sleeps there.
+        self.gate: threading.Lock | None = None
         self.woken = False
         self.grant: Grant | None = None  # that the last wake-up with one carried
 
@@ -33,8 +34,16 @@ class _Waiter:
         self.open()
 
     def open(self) -> None:
-        if self.gate.locked():
+        if self.gate is not None and self.gate.locked():
             self.gate.release()
+
+    def make_gate(self) -> None:
+        """A leader, which no gate holds, has none: most waiters are alone in their process."""
+        if self.gate is None:
+            gate = threading.Lock()
+            if not self.woken:
+                gate.acquire()
+            self.gate = gate
 
 
 class BlockingWakeups:
@@ -82,13 +91,12 @@ class BlockingWakeups:
 
     def expect(self, claim: Claim) -> str:
         with self._mutex:
-            if not self._closed:
-                self._open_once()
+            inbox = self._inbox if self._closed or self._inbox is not None else self._open_once()
             if claim.id not in self._waiters:
                 self._waiters[claim.id] = _Waiter()
             if self._closed:  # while its request was under way: no wake-up comes any more
                 self._mark(claim.id)
-            return self.address
+            return inbox.address if inbox is not None else ""
 
     def expects(self, claim: Claim) -> bool:
         return claim.id in self._waiters
@@ -120,7 +128,9 @@ class BlockingWakeups:
         if grant is not None:
             named.grant = grant
         news = not named.woken
-        named.wake()
+        named.woken = True
+        if named.gate is not None:
+            named.open()
         return news
 
     def _notify(self) -> None:
@@ -136,13 +146,14 @@ class BlockingWakeups:
                 next(iter(self._followers.values())).open()
 
     async def wait(self, claim: Claim, seconds: float) -> bool | Grant:
-        waiter = self._waiters.get(claim.id)
+        id = claim.id
+        waiter = self._waiters.get(id)
         if waiter is None:
             return True
         until = self._now() + seconds if self._clock is None else self._clock.deadline(seconds)
         try:
             while not waiter.woken:
-                if self._become_leader(claim.id, waiter):
+                if self._become_leader(id, waiter):
                     self._lead(waiter, until)
                 else:
                     self._sleep(waiter, until - self._now())
@@ -153,14 +164,28 @@ class BlockingWakeups:
             waiter.woken = False
             return True if waiter.grant is None else waiter.grant
         finally:
-            self._leave(claim.id, waiter)
+            # Make sure that one thread leads as long as any sleeps.
+            with self._mutex:
+                if waiter.grant is not None:
+                    self._waiters.pop(id, None)
+                if self._followers:
+                    self._followers.pop(id, None)
+                if self._leader == id:
+                    self._leader = None
+                if self._leader is None:
+                    if self._closed:
+                        self._close_inbox()
+                    elif self._inbox is not None and self._followers:
+                        next(iter(self._followers.values())).open()
 
     def _become_leader(self, id: str, waiter: _Waiter) -> bool:
         with self._mutex:
             if self._leader is not None or self._inbox is None:
+                waiter.make_gate()
                 self._followers[id] = waiter
                 return False
-            self._followers.pop(id, None)
+            if self._followers:
+                self._followers.pop(id, None)
             self._leader = id
             return True
 
@@ -168,59 +193,53 @@ class BlockingWakeups:
         inbox = self._inbox
         if inbox is None:
             return
-        poll, guard = inbox.poll, self._flood_guard
+        poll, guard = inbox.poll.poll, self._flood_guard
         while not waiter.woken:
-            rest = guard.rest() if guard is not None else 0.0
-            if rest:
+            if guard is not None and (rest := guard.rest()):
+                with self._mutex:
+                    waiter.make_gate()
                 self._sleep(waiter, min(rest, until - self._now()))
             else:
-                wake_ups = inbox.read(self._poll(poll, until - self._now()))
+                if self._clock is None:
+                    milliseconds = math.ceil((until - self._now()) * 1000)
+                    with outside():
+                        ready = poll(milliseconds if milliseconds > 0 else 0)
+                else:
+                    ready = self._poll_by(self._clock, poll, until)
+                wake_ups = inbox.read(ready)
                 with self._mutex:
-                    woken = [self._mark(wake_up) for wake_up in wake_ups]
                     if guard is not None:
-                        guard.has_read(wake_ups, woken)
+                        guard.has_read(wake_ups, [self._mark(wake_up) for wake_up in wake_ups])
+                    else:
+                        for wake_up in wake_ups:
+                            self._mark(wake_up)
                     if inbox.broken:
                         self._close_inbox()
             if inbox.broken or self._now() >= until:
                 return
 
-    def _poll(self, poll: select.poll, seconds: float) -> list[tuple[int, int]]:
-        """The sockets that are ready."""
-        if self._clock is None:
-            with outside():
-                return poll.poll(max(0, math.ceil(seconds * 1000)))
-        cancel = self._clock.alarm(self._clock.deadline(seconds), self._notify)
+    def _poll_by(self, clock: Clock, poll: Callable[[], _Ready], until: float) -> _Ready:
+        """The sockets that are ready, by a test's clock."""
+        cancel = clock.alarm(clock.deadline(until - self._now()), self._notify)
         try:
             with outside():
-                return poll.poll()
+                return poll()
         finally:
             cancel()
 
     def _sleep(self, waiter: _Waiter, seconds: float) -> None:
+        gate = waiter.gate
+        assert gate is not None
         if self._clock is None:
             with outside():
-                waiter.gate.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
+                gate.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
             return
         cancel = self._clock.alarm(self._clock.deadline(seconds), waiter.open)
         try:
             with outside():
-                waiter.gate.acquire()
+                gate.acquire()
         finally:
             cancel()
-
-    def _leave(self, id: str, waiter: _Waiter) -> None:
-        """Make sure that one thread leads as long as any sleeps."""
-        with self._mutex:
-            if waiter.grant is not None:
-                self._waiters.pop(id, None)
-            self._followers.pop(id, None)
-            if self._leader == id:
-                self._leader = None
-            if self._leader is None:
-                if self._closed:
-                    self._close_inbox()
-                elif self._inbox is not None and self._followers:
-                    next(iter(self._followers.values())).open()
 
     def close(self) -> None:
         """Wake all waiters; the inbox is closed once no thread polls it."""

@@ -28,6 +28,7 @@ CONFIRMS: Final = ":confirm:"  # in an address whose waiters are never made hold
 
 SUSPECT_AFTER_S: Final = 1.0  # without a reply on a connection that used to work: then a new connection is made
 _MIN_SUSPECT_AFTER_S: Final = 0.05
+LONG_S: Final = 3 * SUSPECT_AFTER_S  # a request with as much time or more is suspected no later
 MAX_WAIT_S: Final = 1.0  # for replicas
 QUIET_S: Final = 5.0  # without a message on a subscription: then the server is asked for a sign of life
 PONG_WITHIN_S: Final = 3.0

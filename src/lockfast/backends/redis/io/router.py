@@ -109,7 +109,7 @@ class RedisDriver:
     async def run(self, script: Script, key: str, request: bytes, within: float) -> Any:
         """Run one script, on the server that has the key. Raises BackendUnavailable."""
         until = boot_now() + within
-        answer = await self.ask(key, request, within)
+        answer = await (self._ask_one(None, request, within) if self._direct else self._ask_node(key, request, within))
         if answer.__class__ is ReplyError:
             answer = await self.settle(script, key, request, answer, max(0.01, until - boot_now()))
         return answer

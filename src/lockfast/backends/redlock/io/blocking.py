@@ -19,7 +19,7 @@ from lockfast._refusals import closed_driver
 from lockfast._time import boot_now
 from lockfast._worlds import Clock
 from lockfast.backends.connecting.turns import in_turn
-from lockfast.backends.redis.io.blocking import BlockingConnection
+from lockfast.backends.redis.io.blocking_connection import BlockingConnection
 from lockfast.backends.redis.io.resp import new_channel, unavailable
 from lockfast.backends.redlock.io.connections import BlockingNodeConnection, ConnectionSet, at_once
 from lockfast.backends.redlock.io.dials import Dials

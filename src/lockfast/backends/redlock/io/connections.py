@@ -21,7 +21,7 @@ import hiredis
 
 from lockfast._reentry import start_thread
 from lockfast._time import boot_now
-from lockfast.backends.redis.io.blocking import BlockingConnection
+from lockfast.backends.redis.io.blocking_connection import BlockingConnection
 from lockfast.backends.redis.io.resp import NOTHING, unavailable
 from lockfast.backends.redlock.io.members import Member
 from lockfast.backends.redlock.io.rounds import Round

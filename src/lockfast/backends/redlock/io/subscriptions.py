@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from lockfast._refusals import closed_driver
-from lockfast.backends.redis.io.blocking import BlockingConnection
+from lockfast.backends.redis.io.blocking_connection import BlockingConnection
 from lockfast.backends.redis.io.resp import ProtocolError, claim_in
 from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.self_pipe import SelfPipe
