@@ -9,6 +9,7 @@ from lockfast.backends.redis.backend import RedisBackend
 from lockfast.backends.redis.io.blocking import open_driver
 from lockfast.backends.redis.io.endpoints import RedisEndpoint
 from lockfast.backends.redis.io.urls import endpoint_of_client, endpoint_of_url
+from lockfast.backends.redis.requests import read_scripts
 
 
 def open_url(parts: SplitResult, options: ConnectOptions) -> BackendFactory:
@@ -25,4 +26,5 @@ def open_client(client: object, options: ConnectOptions) -> BackendFactory | Non
 
 
 def _at(endpoint: RedisEndpoint, options: ConnectOptions) -> BackendFactory:
+    read_scripts()
     return lambda world, clock: RedisBackend(open_driver(endpoint, world, clock, options.replicas))

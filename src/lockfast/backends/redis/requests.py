@@ -64,6 +64,8 @@ CONSTANTS: Final[dict[str, int | str]] = {
     "LARGEST_METADATA": LARGEST_METADATA,
     "DEEPEST": DEEPEST,
 }
+# A word in capitals. It begins with a set of characters, which makes the search three times as fast as with "\b".
+_WORD: Final = re.compile(r"[A-Z](?<!\w[A-Z])[A-Z_]+\b")
 
 
 @cache
@@ -72,26 +74,27 @@ def _scripts(package: str) -> Traversable:
 
 
 @cache
-def _text(name: str) -> str:
-    """A script as in its file, with the parts that it shares with others ("--@part") put in.
+def source(name: str) -> str:
+    """The text of a script as it is sent: with its constants, and the parts that it shares with others ("--@part").
 
-    "acquire" is one of ours, "redlock/vote_quick" is another package's.
+    "acquire" is one of ours, "redlock/vote_quick" is another package's. Each file is read once.
     """
     package, _, script = name.rpartition("/")
     text = (_scripts(package or "redis") / f"{script}.lua").read_text()
-    return re.sub(r"^--@(\w+)$", lambda part: _text(part[1]), text, flags=re.MULTILINE)
-
-
-@cache
-def source(name: str) -> str:
-    """The text of a script as it is sent: its constants are put in."""
-    return re.sub(r"\b[A-Z_]+\b", lambda word: str(CONSTANTS.get(word[0], word[0])), _text(name))
+    text = _WORD.sub(lambda word: str(CONSTANTS.get(word[0], word[0])), text)
+    return re.sub(r"^--@(\w+)$", lambda part: source(part[1]), text, flags=re.MULTILINE)
 
 
 @cache
 def script(name: str) -> Script:
     text = source(name)
     return pack_script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+def read_scripts() -> None:
+    """Those that a lock needs: then the first request, which others may wait behind, has no files to read."""
+    for name in ("acquire_quick", "release_quick", "acquire", "release"):
+        script(name)
 
 
 def tagged(key: str) -> str:
