@@ -6,6 +6,7 @@ import builtins
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
+from lockfast._facades import coroutine_functions
 from lockfast._facades.lock import AsyncLease, AsyncLock
 from lockfast._facades.opening import LocksOptions, open_async_locks
 from lockfast._model import Diagnosis, LockInfo
@@ -59,6 +60,8 @@ __all__ = [
     "connect",
     "get_distributed_lock",
 ]
+
+coroutine_functions.mark(AsyncLock.acquire, AsyncLock.release)
 
 
 def __getattr__(name: str) -> object:

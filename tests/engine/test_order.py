@@ -252,6 +252,21 @@ def test_tasks_have_an_order_each_of_its_own(url: str) -> None:
     asyncio.run(story())
 
 
+def test_an_acquire_counts_for_the_task_that_runs_it(url: str) -> None:
+    async def story() -> None:
+        async with lockfast.aio.connect(url, debug=True) as locks:
+            async with locks.lock("b"), locks.lock("c", reentrant=True) as mine:
+                other = await asyncio.create_task(locks.lock("a").acquire())  # held by a task that does not hold "b"
+                assert other
+                assert await asyncio.create_task(locks.lock("c", reentrant=True).acquire(blocking=False)) is None
+                await other.release()
+                assert mine.held
+            async with locks.lock("a"), locks.lock("b"):
+                pass
+
+    asyncio.run(story())
+
+
 def test_both_worlds_in_one_process_share_one_order(url: str) -> None:
     async def story() -> None:
         async with lockfast.aio.connect(url, debug=True) as locks:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import enum
 import gc
+import inspect
 import os
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, create_autospec
 
 import pytest
 
@@ -242,3 +245,10 @@ def test_waiting_for_oneself_is_noticed_though_another_thread_connects_meanwhile
             patch.setattr(living, "LIVING", Growing(list(living.LIVING)))
             with pytest.raises(lockfast.SelfDeadlock):
                 locks.lock("job").acquire()
+
+
+def test_the_methods_of_a_lock_for_asyncio_count_as_coroutine_functions() -> None:
+    methods = (lockfast.aio.AsyncLock.acquire, lockfast.aio.AsyncLock.release, lockfast.aio.AsyncLock.locked)
+    is_one = inspect.iscoroutinefunction if sys.version_info >= (3, 12) else asyncio.iscoroutinefunction
+    assert all(map(is_one, methods))
+    assert isinstance(create_autospec(lockfast.aio.AsyncLock).acquire, AsyncMock)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import CoroutineType
-from typing import Any, cast
+from typing import Any
 
 from lockfast._reentry import drive, nothing
 from lockfast._time import Seconds
@@ -125,23 +125,27 @@ class AsyncLock(AsyncExits):
         """The name that it was made with, without its namespace."""
         return self._logic.name
 
-    async def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> AsyncLease | None:
+    # The first three give the logic's own coroutines: no frame in between.
+
+    def acquire(
+        self, blocking: bool = True, timeout: Seconds | None = None
+    ) -> CoroutineType[Any, Any, AsyncLease | None]:
         """The lease, or None after `timeout` seconds, by default the lock's own `wait`.
 
         Raises BackendUnavailable if the backend cannot be asked. However it fails, by cancellation too, nothing
         is left behind.
         """
-        return cast("AsyncLease | None", await self._logic.acquire(blocking, timeout))
+        return self._logic.acquire(blocking, timeout)  # type: ignore[return-value]
 
-    async def release(self) -> None:
+    def release(self) -> CoroutineType[Any, Any, None]:
         """Release what was last acquired through this object. Raises NotHeld if there is nothing."""
-        await self._logic.release()
+        return self._logic.release()  # type: ignore[return-value]
 
     async def locked(self) -> bool:
         """Whether it is held, in this process or another."""
         return await self._logic.locked()
 
-    def __aenter__(self) -> CoroutineType[Any, Any, AsyncLease]:  # the logic's own coroutine: no frame in between
+    def __aenter__(self) -> CoroutineType[Any, Any, AsyncLease]:
         call = sys._getframe(1)
         return self._logic.enter(call, begun(self._logic, call))  # type: ignore[return-value]
 

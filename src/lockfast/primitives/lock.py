@@ -20,7 +20,7 @@ from lockfast.backends.optional import holders_of
 from lockfast.engine.acquire import acquire
 from lockfast.engine.core import Engine
 from lockfast.engine.lease import Lease
-from lockfast.engine.request import Refused, Request, as_it_is, call_of
+from lockfast.engine.request import Refused, Request, call_of
 from lockfast.errors import AcquireTimeout, LockError, NotHeld
 from lockfast.primitives.statement import With
 
@@ -48,6 +48,11 @@ def timed_out(name: str, busy: Busy, wait: float | None, waited: float, then: st
     """What is raised in place of a lease; a try, with a `wait` of 0, did not wait for anything."""
     why = busy.in_words if wait == 0 else f"still {busy.in_words} after {format_duration(waited)}"
     return AcquireTimeout(f"lock {name!r} is {why}{then}", name=name, waited=waited, holder=busy.holder)
+
+
+def no_lease(_: Busy, __: float) -> Any:
+    """What a try that was refused gives."""
+    return None
 
 
 class Entry:
@@ -105,31 +110,28 @@ class LockLogic:
     def name(self) -> str:
         return self.request.terms.name
 
-    async def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
+    def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Coroutine[Any, Any, Lease | None]:
         """The lease, or None if it timed out."""
         wait = wait_for(blocking, timeout, self.request.wait)
         entry = Entry(self, None, None)
-        answer: Lease | Busy | None = self._enter_again(entry) if self.request.reentrant else None
-        if answer is None:
-            answer = await self._ask(wait, entry, as_it_is)
-        if answer.__class__ is Busy:  # not isinstance(): nothing is called between the grant and the caller
-            return None
-        return answer  # type: ignore[return-value]
+        if self.request.reentrant or self.engine.order is not None:  # which both ask which task runs: the one to come
+            return self._enter_again_or_ask(wait, entry, no_lease)
+        return self._ask(wait, entry, no_lease)
 
     def enter(self, body: FrameType, statement: With | None = None) -> Coroutine[Any, Any, Lease]:
         """The lease for the body of a `with` in that call. Raises AcquireTimeout: the body never runs without it."""
         entry = Entry(self, body, statement)
         if self.request.reentrant:
-            return self._enter_again_or_ask(entry)
-        return self._ask(self.request.wait, entry, entry.refused)  # type: ignore[return-value]
+            return self._enter_again_or_ask(self.request.wait, entry, entry.refused)
+        return self._ask(self.request.wait, entry, entry.refused)
 
-    async def _enter_again_or_ask(self, entry: Entry) -> Lease:
-        lease = self._enter_again(entry)
+    async def _enter_again_or_ask(self, wait: float | None, entry: Entry, refused: Refused) -> Any:
+        lease = self._enter_again(entry) if self.request.reentrant else None
         if lease is None:
-            lease = await self._ask(self.request.wait, entry, entry.refused)  # type: ignore[assignment]
-        return lease  # type: ignore[return-value]
+            lease = await self._ask(wait, entry, refused)
+        return lease
 
-    def _ask(self, wait: float | None, entry: Entry, refused: Refused) -> Coroutine[Any, Any, Lease | Busy]:
+    def _ask(self, wait: float | None, entry: Entry, refused: Refused) -> Coroutine[Any, Any, Any]:
         engine, request = self.engine, self.request
         if engine.closed:
             engine.must_be_open()
@@ -249,8 +251,12 @@ class LockLogic:
         if entry is None:
             name = self.request.terms.name
             raise NotHeld(f"lock {name!r} is not held through this object; nothing was released", name=name)
-        if not await self._release(entry):
-            raise entry.lease._not_held()
+        lease = entry.lease
+        # As `_release` would, with no frame in between.
+        freed = self._leave_once(entry) if lease._depth > 1 else await self.engine.release(lease)
+        self._mark_released(entry)
+        if not freed:
+            raise lease._not_held()
 
     async def release_last(self, lease: Lease) -> bool:
         """Undo one entering of it; the last one ends it."""
@@ -260,15 +266,16 @@ class LockLogic:
         return await (self.engine.release(lease) if entry is None else self._release(entry))
 
     async def _release(self, entry: Entry) -> bool:
-        lease = entry.lease
-        if lease._depth > 1:
-            lease._count_entry(-1)  # in one step with the next line, see `Entry.adopt`
-            entry.released = True
-            freed = lease.held
-        else:
-            freed = await self.engine.release(lease)
+        freed = self._leave_once(entry) if entry.lease._depth > 1 else await self.engine.release(entry.lease)
         self._mark_released(entry)
         return freed
+
+    def _leave_once(self, entry: Entry) -> bool:
+        """Whether the lease is held on: it was entered more than once."""
+        lease = entry.lease
+        lease._count_entry(-1)  # in one step with the next line, see `Entry.adopt`
+        entry.released = True
+        return lease.held
 
     def mark_released(self, lease: Lease) -> None:
         """One acquire of it is over."""
@@ -295,9 +302,13 @@ class LockLogic:
 
     def _find(self, *, entered: bool) -> Entry | None:
         """The caller's last `with`, or else its last entry that is not released; if there is none, another caller's."""
+        entries = list(self._current)
+        if len(entries) == 1:  # most objects have one caller: then it does not matter whose it is
+            only = entries[0]
+            return None if ((only.guard is None) if entered else only.released) else only
         owner = self.engine.world.owner()
         found = None
-        for entry in list(self._current)[::-1]:
+        for entry in entries[::-1]:
             if (entry.guard is None) if entered else entry.released:
                 continue
             if entry.owner is owner:
