@@ -78,8 +78,10 @@ class RedisBackend:
             left = within
             if terms.key not in self._contended and not self._driver.replicas:
                 prepared = requests.quick_acquire(terms, self._listed)
-                request = self._request(prepared, id)
-                answer = await self._driver.ask(prepared.key, request, within)
+                request, directly = self._request(prepared, id), self._driver.ask_directly
+                answer = await (
+                    directly(request, within) if directly else self._driver.ask(prepared.key, request, within)
+                )
                 if answer.__class__ is ReplyError:
                     left = time_left(started + within)
                     answer = await self._driver.settle(prepared.script, prepared.key, request, answer, left)
@@ -195,8 +197,8 @@ class RedisBackend:
             return freed
         if not linger and terms.key not in self._contended:
             prepared = requests.quick_release(terms.key)
-            request = self._request(prepared, id)
-            answer = await self._driver.ask(prepared.key, request, within)
+            request, directly = self._request(prepared, id), self._driver.ask_directly
+            answer = await (directly(request, within) if directly else self._driver.ask(prepared.key, request, within))
             if answer.__class__ is ReplyError:
                 answer = await self._driver.settle(prepared.script, prepared.key, request, answer, time_left(until))
             if answer is not None:

@@ -7,7 +7,7 @@ Leaves to `redis`: every other request to one server. Leaves to `votes`: what th
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from lockfast._model import Busy, Claim, Grant, Terms
@@ -45,7 +45,8 @@ def _quick_vote(terms: Terms) -> Prepared:
 class NodeDriver(RedisDriver):
     def __init__(self, member: Member, connections: Connections, now: Callable[[], float] | None) -> None:
         super().__init__(member, connections, now)
-        self._greeted = self._direct = True  # each new connection asks the server what it is
+        self._greeted = True  # each new connection asks the server what it is
+        self.ask_directly = partial(self._ask_one, None)
 
 
 class RedisNode(RedisBackend):

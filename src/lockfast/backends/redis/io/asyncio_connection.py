@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from lockfast.backends.redis.io.endpoints import Address, RedisEndpoint
@@ -25,8 +26,15 @@ from lockfast.backends.redis.io.resp import (
 )
 
 NEVER: Final = float("inf")
+_PATIENT_S = 3 * SUSPECT_AFTER_S  # requests with more time than that all count as late after the same time
 _SILENCE_S = 1.0  # without any reply while replies are due, after which the connection is closed
 _CLOSE_WITHIN_S = 0.5
+
+
+def _future_maker(loop: asyncio.AbstractEventLoop) -> Callable[[], asyncio.Future[Any]]:
+    """What asyncio's own loops do in `create_future`, with no call in between; other loops may do otherwise."""
+    usual = getattr(loop.create_future, "__func__", None) is asyncio.BaseEventLoop.create_future
+    return partial(asyncio.Future, loop=loop) if usual else loop.create_future
 
 
 class _SeveralReplies:
@@ -52,6 +60,10 @@ class _SeveralReplies:
         self.answer.set_exception(error)
 
 
+# What waits for a reply, the time of the request, and the time at which it is given up:
+_Unanswered = tuple[asyncio.Future[Any] | _SeveralReplies, float, float]
+
+
 class AsyncioConnection(asyncio.Protocol):
     """One connection. Replies come in the order of the requests; anything else that arrives is a message."""
 
@@ -60,12 +72,11 @@ class AsyncioConnection(asyncio.Protocol):
         self._address = address
         self._name = str(address or endpoint.name)
         self.loop = loop
-        self._future = loop.create_future
+        self._future = _future_maker(loop)
         self._time = loop.time
         reader = new_reader()
         self._feed, self._gets = reader.feed, reader.gets
-        # With the time of the request, and the time at which it is given up:
-        self._unanswered: deque[tuple[asyncio.Future[Any] | _SeveralReplies, float, float]] = deque()
+        self._unanswered: deque[_Unanswered] = deque()
         self._unsent: list[bytes] = []
         self._received_at = 0.0
         self._check_at = NEVER  # when the first of the unanswered may be late, which `_check` decides
@@ -96,10 +107,23 @@ class AsyncioConnection(asyncio.Protocol):
 
     def ask(self, request: bytes, within: float) -> asyncio.Future[Any]:
         """A future of the reply, which may be an error reply, or of BackendUnavailable."""
-        answer = self._future()
-        now = self._time()
-        self._unanswered.append((answer, now, now + within))
-        self._send(request, now + suspect_after(within))
+        answer, now, unanswered, unsent = self._future(), self._time(), self._unanswered, self._unsent
+        # What `_send` does, with no call in between: nearly all requests come this way.
+        check_at = now + (SUSPECT_AFTER_S if within > _PATIENT_S else suspect_after(within))
+        if check_at < self._check_at:
+            self._watch(check_at)
+        try:
+            alone = not unanswered
+            unanswered.append((answer, now, now + within))
+            if unsent:
+                unsent.append(request)
+            elif alone:
+                self._write(request)
+            else:
+                self._flush_soon(request)
+        except BaseException:  # an interrupt: it may be sent or not, and no reply must be taken for another one's
+            self.close()
+            raise
         if not self.alive:
             self._fail("closed the connection")
         return answer
@@ -107,24 +131,40 @@ class AsyncioConnection(asyncio.Protocol):
     def ask_several(self, request: bytes, replies: int, within: float) -> asyncio.Future[list[Any]]:
         several = _SeveralReplies(self._future(), replies)
         now = self._time()
-        self._unanswered.extend([(several, now, now + within)] * replies)
-        self._send(request, now + suspect_after(within))
+        self._send(request, [(several, now, now + within)] * replies, now + suspect_after(within))
         if not self.alive:
             self._fail("closed the connection")
         return several.answer
 
-    def _send(self, request: bytes, check_at: float) -> None:
+    def _send(self, request: bytes, replies: Sequence[_Unanswered], check_at: float) -> None:
+        """The only request is written at once, and so a turn of the loop earlier; those beside others together."""
         if check_at < self._check_at:
             self._watch(check_at)
-        if not self._unsent:
-            self.loop.call_soon(self._flush)
+        try:
+            alone = not self._unanswered
+            self._unanswered.extend(replies)
+            if alone:
+                self._write(request)
+            elif self._unsent:
+                self._unsent.append(request)
+            else:
+                self._flush_soon(request)
+        except BaseException:  # as in `ask`
+            self.close()
+            raise
+
+    def _flush_soon(self, request: bytes) -> None:
         self._unsent.append(request)
+        self.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
+        self._write(b"".join(unsent))
+
+    def _write(self, requests: bytes) -> None:
         if self.alive:
             with suppress(RuntimeError):  # uvloop's: it is closed, and `connection_lost` is about to come
-                self._transport.write(b"".join(unsent))
+                self._transport.write(requests)
 
     # Replies that do not come
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from lockfast._model import Claim
@@ -96,7 +97,8 @@ class RedisDriver:
         self._ask_one = connections.ask_one
         self._map = ClusterMap(endpoint.seeds) if isinstance(endpoint, ClusterEndpoint) else None
         self._greeted = False
-        self._direct = False  # greeted, and there is one server
+        # As `ask`, where it is greeted and the only server, whatever the key:
+        self.ask_directly: Callable[[bytes, float], Awaitable[Any]] | None = None
 
     async def expect(self, claim: Claim, within: float) -> str:
         address = None if self._map is None else self._map.any()
@@ -109,14 +111,15 @@ class RedisDriver:
     async def run(self, script: Script, key: str, request: bytes, within: float) -> Any:
         """Run one script, on the server that has the key. Raises BackendUnavailable."""
         until = boot_now() + within
-        answer = await (self._ask_one(None, request, within) if self._direct else self._ask_node(key, request, within))
+        answer = await self.ask(key, request, within)
         if answer.__class__ is ReplyError:
             answer = await self.settle(script, key, request, answer, max(0.01, until - boot_now()))
         return answer
 
     def ask(self, key: str, request: bytes, within: float) -> Awaitable[Any]:
         """The first half of `run`, without anything that costs time: the reply, or an error reply to `settle`."""
-        return self._ask_one(None, request, within) if self._direct else self._ask_node(key, request, within)
+        directly = self.ask_directly
+        return directly(request, within) if directly is not None else self._ask_node(key, request, within)
 
     def keeps_order(self, since: float) -> bool:
         """Whether the next request is carried out after all that were sent since that moment, and interrupted. In a
@@ -363,7 +366,9 @@ class RedisDriver:
             raise unavailable(self.endpoint.name, "is a read-only replica: locks are kept on the primary")
         policy = facts.get("maxmemory_policy", "noeviction")
         greeted = self._greeted  # another task may have, meanwhile
-        self._greeted, self._direct = True, self._map is None
+        self._greeted = True
+        if self._map is None:
+            self.ask_directly = partial(self._ask_one, None)
         if not greeted and facts.get("maxmemory", "0") != "0" and policy != "noeviction":
             _logger.warning(EVICTION_WARNING, self.endpoint.name, policy)
 

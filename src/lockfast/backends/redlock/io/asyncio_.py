@@ -74,8 +74,7 @@ class AsyncioNodeConnection(AsyncioConnection):
     def put(self, round: Round, node: int, request: bytes, replies: int, within: float, asked_at: float) -> None:
         now = self._time()
         waiting: Any = PendingReply(round, node, replies, asked_at)
-        self._unanswered.extend([(waiting, now, now + within)] * (replies or 1))
-        self._send(request, now + within)
+        self._send(request, [(waiting, now, now + within)] * (replies or 1), now + within)
         if not self.alive:
             self._fail("closed the connection")
 
