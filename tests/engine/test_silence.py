@@ -21,7 +21,7 @@ from lockfast.engine.acquire import acquire as acquire_lease
 from lockfast.engine.core import Engine
 from lockfast.engine.keeper_loop import IDLE_S
 from lockfast.engine.lease import Lease
-from lockfast.engine.outage import POLL_AGAIN_S, REPORT_AFTER_S
+from lockfast.engine.outage import MAX_OVER, POLL_AGAIN_S, REPORT_AFTER_S
 from lockfast.errors import BackendUnavailable, LockError
 from lockfast.observe.events import Event
 from lockfast.primitives.lock import LockLogic
@@ -480,3 +480,28 @@ def test_a_task_that_waits_for_a_mute_server_learns_of_it(
 def _names_the_server(warning: str, url: str) -> None:
     assert warning.startswith(f"no answer from {url.replace(':s3cret', '')} for ")
     assert "; waiting until " in warning
+
+
+def test_a_request_is_late_by_its_own_time_and_not_by_that_of_an_earlier_one_of_its_claim(stage: Stage) -> None:
+    outage, start = stage.engine.outage, stage.simulation.time
+    outage.sent("request", start, None)
+    outage.poll(start + REPORT_AFTER_S)
+    del outage.unanswered["request"]  # as an interrupt leaves it
+    outage.sent("request", start + 10.0, None)
+    assert outage.poll(start + 10.0) == start + 10.0 + REPORT_AFTER_S
+    late_at = outage.poll(start + 10.0 + REPORT_AFTER_S)
+    stage.pass_time(0.01)
+    assert stage.kinds == []
+    outage.poll(late_at)
+    stage.pass_time(0.01)
+    assert stage.kinds == ["unreachable"]
+    outage.ended("request")
+
+
+def test_late_requests_that_interrupts_have_ended_do_not_add_up(stage: Stage) -> None:
+    outage, start = stage.engine.outage, stage.simulation.time
+    for number in range(5 * MAX_OVER):
+        outage.sent(number, start, None)
+        outage.poll(start + REPORT_AFTER_S)
+        del outage.unanswered[number]
+    assert len(outage._late) <= MAX_OVER + 2

@@ -22,22 +22,24 @@ if TYPE_CHECKING:
 REPORT_AFTER_S: Final = 1.0
 POLL_AGAIN_S: Final = 0.1  # between two polls of a request that is not answered
 FORGET_AFTER_S: Final = 10.0  # without a failure: the next one is another outage, though no request saw this one end
+MAX_OVER: Final = 100  # late requests that are over, which an interrupt may leave behind, beside twice as many as wait
 _A_YEAR_S: Final = 366 * 86400.0
 _A_DAY_S: Final = 86400.0
 _NEVER: Final = float("-inf")
 _LATER: Final = float("inf")
 
 
-class _Unanswered:
-    """A request that was sent."""
+_Sent = tuple[float, float | None]  # a request that is not answered: since when, and until when it is insisted on
 
-    __slots__ = ("asked_at", "overdue", "poll_at", "seen_once", "until")
 
-    def __init__(self, asked_at: float, until: float | None) -> None:
-        self.asked_at = asked_at
-        self.until = until
-        self.poll_at = asked_at + REPORT_AFTER_S
-        self.seen_once = False  # after that time
+class _Late:
+    """A request that was not answered for a second. Few are, so each request costs no more than a `_Sent`."""
+
+    __slots__ = ("overdue", "poll_at", "sent")
+
+    def __init__(self, sent: _Sent, poll_at: float) -> None:
+        self.sent = sent
+        self.poll_at = poll_at
         self.overdue = False
 
 
@@ -51,11 +53,13 @@ class Outage:
         self._failed_at = _NEVER  # when a request failed last
         self._given_up = False  # the last failure was an operation's last: whatever is answered next ends the outage
         self._reported = False
-        self.unanswered: dict[object, _Unanswered] = {}  # by request, from before it is sent
+        self.unanswered: dict[object, _Sent] = {}  # by request, from before it is sent
+        self._late: dict[object, _Late] = {}  # of these, and of some that are over
 
     def begin_again(self) -> None:
         """In a new event loop: what was asked in the old one is not answered any more."""
         self.unanswered.clear()
+        self._late.clear()
 
     # Requests that are not answered
 
@@ -64,7 +68,7 @@ class Outage:
 
         Ends with `answered` or `ended`. Not called unless it `watches`.
         """
-        self.unanswered[request] = _Unanswered(asked_at, until)
+        self.unanswered[request] = asked_at, until
         loop = self._engine.keeper.loop
         if asked_at + REPORT_AFTER_S < loop.wake_at or loop.signal is None:  # as in `wake_by`, which costs a call
             with suppress(RuntimeError):  # no thread can be started: then only its failure is reported
@@ -75,12 +79,16 @@ class Outage:
         loop = self._engine.keeper.loop
         if loop.closed:
             loop.end_if_done()
-        if sent is not None and (sent.overdue or (self._given_up and sent.asked_at >= self._failed_at)):
-            self.over()
+        if sent is not None and (self._late or self._given_up):
+            late = self._late.pop(request, None)
+            overdue = late is not None and late.sent is sent and late.overdue
+            if overdue or (self._given_up and sent[0] >= self._failed_at):
+                self.over()
 
     def ended(self, request: object) -> None:
         """It failed, or was given up."""
         self.unanswered.pop(request, None)
+        self._late.pop(request, None)
         self._engine.keeper.loop.end_if_done()
 
     def poll(self, now: float) -> float:
@@ -89,21 +97,28 @@ class Outage:
         Each is polled twice: after this process stood still, its answer may be there and not read yet.
         """
         soonest = _LATER
-        for key, request in self.unanswered.copy().items():
-            if request.poll_at <= now and not request.seen_once:
-                request.seen_once, request.poll_at = True, now + POLL_AGAIN_S
-            elif request.poll_at <= now:
-                request.overdue, request.poll_at = True, _LATER
-                if key in self.unanswered and self._begins(request.asked_at, now):
-                    self._engine.background.emit(self._event("unreachable", self._silence(request, now)))
+        for key, sent in self.unanswered.copy().items():
+            late = self._late.get(key)
+            if late is None or late.sent is not sent:  # the same claim may have been asked for before
+                if (poll_at := sent[0] + REPORT_AFTER_S) > now:
+                    soonest = min(soonest, poll_at)
+                    continue
+                late = self._late[key] = _Late(sent, now + POLL_AGAIN_S)
+            elif late.poll_at <= now:
+                late.overdue, late.poll_at = True, _LATER
+                if key in self.unanswered and self._begins(sent[0], now):
+                    self._engine.background.emit(self._event("unreachable", self._silence(sent, now)))
                     if key not in self.unanswered:
                         self.over(behind=True)  # answered meanwhile, and perhaps too early to end what had not begun
-            soonest = min(soonest, request.poll_at)
+            soonest = min(soonest, late.poll_at)
+        if len(self._late) > 2 * len(self.unanswered) + MAX_OVER:
+            self._late = {key: late for key, late in self._late.copy().items() if key in self.unanswered}
         return soonest
 
-    def _silence(self, request: _Unanswered, now: float) -> str:
-        silence = f"no answer from {_address(self._engine)} for {format_duration(now - request.asked_at)}"
-        return silence if request.until is None else f"{silence}; waiting {_until(request.until - now)}"
+    def _silence(self, sent: _Sent, now: float) -> str:
+        asked_at, until = sent
+        silence = f"no answer from {_address(self._engine)} for {format_duration(now - asked_at)}"
+        return silence if until is None else f"{silence}; waiting {_until(until - now)}"
 
     # Requests that fail
 
@@ -121,7 +136,7 @@ class Outage:
     def _begins(self, asked_at: float, at: float) -> bool:
         """Whether this failure of a request, which is not repeated or answered before `at`, is to be reported."""
         engine = self._engine
-        silent = any(request.poll_at == _LATER for request in self.unanswered.copy().values())
+        silent = any(late.overdue and self.unanswered.get(key) is late.sent for key, late in self._late.copy().items())
         with engine.mutex:
             if asked_at - self._failed_at > FORGET_AFTER_S and not (silent and self._reported):
                 self._since, self._reported = asked_at, False
