@@ -37,6 +37,12 @@ def connected(loop: asyncio.AbstractEventLoop) -> tuple[AsyncioConnection, list[
     return connection, transport.written
 
 
+def receive(connection: AsyncioConnection, data: bytes) -> None:
+    """As a transport does."""
+    connection.get_buffer(-1)[: len(data)] = data
+    connection.buffer_updated(len(data))
+
+
 def run(story: Coroutine[Any, Any, None]) -> None:
     asyncio.run(story)
 
@@ -47,7 +53,7 @@ def test_the_only_request_is_written_at_once() -> None:
         for request in (b"first", b"second"):
             reply = connection.ask(request, LIMIT_S)
             assert written == [request]
-            connection.data_received(OK)
+            receive(connection, OK)
             assert await reply == b"OK"
             written.clear()
             await asyncio.sleep(0)
@@ -70,7 +76,7 @@ def test_requests_beside_others_are_written_together_in_their_order() -> None:
         assert written == [b"a"]
         await asyncio.sleep(0)
         assert written == [b"a", b"bcde"]
-        connection.data_received(b"+1\r\n+2\r\n+3\r\n+4\r\n+5\r\n")
+        receive(connection, b"+1\r\n+2\r\n+3\r\n+4\r\n+5\r\n")
         assert await asyncio.gather(*replies) == [b"2", [b"3", b"4"], b"5"]
         connection.close()
 
@@ -112,5 +118,21 @@ def test_an_interrupt_that_falls_into_a_request_closes_the_connection() -> None:
             for reply in others:
                 with pytest.raises(BackendUnavailable):
                     await reply
+
+    run(story())
+
+
+def test_a_reply_that_arrives_slice_by_slice_is_read_whole() -> None:
+    """As TLS in asyncio decrypts it: into slices of one buffer."""
+
+    async def story() -> None:
+        connection, _ = connected(asyncio.get_running_loop())
+        reply = connection.ask(b"a", LIMIT_S)
+        buffer = connection.get_buffer(-1)
+        buffer[:3] = b"$6\r"
+        buffer[3:][:9] = b"\nanswer\r\n"
+        connection.buffer_updated(12)
+        assert await reply == b"answer"
+        connection.close()
 
     run(story())

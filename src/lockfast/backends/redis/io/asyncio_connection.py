@@ -18,6 +18,7 @@ from typing import Any, Final
 from lockfast.backends.redis.io.endpoints import Address, RedisEndpoint
 from lockfast.backends.redis.io.resp import (
     NOTHING,
+    RECEIVE_BYTES,
     SUSPECT_AFTER_S,
     ProtocolError,
     new_reader,
@@ -64,7 +65,7 @@ class _SeveralReplies:
 _Unanswered = tuple[asyncio.Future[Any] | _SeveralReplies, float, float]
 
 
-class AsyncioConnection(asyncio.Protocol):
+class AsyncioConnection(asyncio.BufferedProtocol):
     """One connection. Replies come in the order of the requests; anything else that arrives is a message."""
 
     def __init__(self, endpoint: RedisEndpoint, address: Address | None, loop: asyncio.AbstractEventLoop) -> None:
@@ -76,6 +77,7 @@ class AsyncioConnection(asyncio.Protocol):
         self._time = loop.time
         reader = new_reader()
         self._feed, self._gets = reader.feed, reader.gets
+        self._received = memoryview(bytearray(RECEIVE_BYTES))  # which each read fills anew; TLS fills it slice by slice
         self._unanswered: deque[_Unanswered] = deque()
         self._unsent: list[bytes] = []
         self._received_at = 0.0
@@ -94,7 +96,9 @@ class AsyncioConnection(asyncio.Protocol):
         reader, self._writer = redis_py._reader, redis_py._writer  # the writer is kept: it closes what has no reference
         redis_py._reader = redis_py._writer = None  # so that redis-py closes nothing, not even at the interpreter's end
         self._transport = self._writer.transport
+        self._transport.pause_reading()  # uvloop asks for the way to read when reading begins
         self._transport.set_protocol(self)
+        self._transport.resume_reading()
         self._received_at = self._time()
         self.alive = True
         if self._transport.is_closing() or reader.at_eof():  # which was reported to redis-py only
@@ -199,10 +203,15 @@ class AsyncioConnection(asyncio.Protocol):
 
     # Callbacks of asyncio
 
-    def data_received(self, data: bytes) -> None:
+    # Without a buffer of ours asyncio makes one of 256 KiB for each read, which the system maps and unmaps.
+
+    def get_buffer(self, _: int) -> memoryview:
+        return self._received
+
+    def buffer_updated(self, size: int) -> None:
         self._received_at = self._time()
         try:
-            self._feed(data)
+            self._feed(self._received, 0, size)  # type: ignore[arg-type]  # it takes any buffer
             gets, unanswered = self._gets, self._unanswered
             while (answer := gets()) is not NOTHING:
                 if unanswered:
