@@ -209,8 +209,7 @@ class AsyncioWorld:
     def guard(self, owner: object) -> AsyncioGuard:
         return AsyncioGuard(owner)
 
-    def owner(self) -> object:
-        return asyncio.current_task()
+    owner = staticmethod(asyncio.current_task)
 
     def stack(self) -> list[FrameType]:
         task = asyncio.current_task()
