@@ -28,7 +28,7 @@ from lockfast.cli.options import Parser
 PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 SOURCE = Path(lockfast.__file__).parent
 
-INTERNAL = {"Events.after_fork", "Events.emit", "Events.wanted"}  # what only lockfast itself calls
+INTERNAL = {"Events.after_fork", "Events.emit", "Events.noted", "Events.wanted"}  # what only lockfast itself calls
 CONSTRUCTED = (lockfast.DistributedLock, lockfast.Backoff)  # classes whose constructor is for users
 
 Row = tuple[str, str, str]

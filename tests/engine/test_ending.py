@@ -15,6 +15,7 @@ import lockfast
 from lockfast._model import Busy, Claim, Grant
 from lockfast._reentry import outside
 from lockfast.engine import living
+from lockfast.engine.not_held import Reason
 from lockfast.errors import LeaseLost, LockError, NotHeld
 from lockfast.sync import Locks
 from lockfast.testing import FakeClock
@@ -143,7 +144,7 @@ def test_what_is_lost_before_its_caller_has_it_is_reported_when_it_does(
 
         def keep_and_lose(lease: Any) -> None:
             keep(lease)
-            keeper.lose(lease, "denied", "it was broken")
+            keeper.lose(lease, "denied", Reason("gone", "it was broken"))
             assert not locks._logic.engine.on_lost.calling
 
         monkeypatch.setattr(keeper, "keep", keep_and_lose)
@@ -151,7 +152,7 @@ def test_what_is_lost_before_its_caller_has_it_is_reported_when_it_does(
         assert lease is not None
         assert lease.lost
         until(lambda: reported)
-        keeper.lose(lease, "denied", "again")
+        keeper.lose(lease, "denied", Reason("gone", "again"))
     assert reported == ["x"]
 
 

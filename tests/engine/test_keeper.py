@@ -17,6 +17,7 @@ from lockfast.engine.extending import downgrade, extend
 from lockfast.engine.keeper import MAX_EARLY_LOSSES, Keeper
 from lockfast.engine.keeper_loop import IDLE_S
 from lockfast.engine.lease import Lease
+from lockfast.engine.not_held import Reason
 from lockfast.engine.renewing import HANGING_S
 from lockfast.errors import BackendUnavailable, LeaseLost
 from lockfast.testing.clock import FakeClock
@@ -435,7 +436,7 @@ def test_a_loss_that_the_backend_reports_during_a_release_is_not_taken_for_one_t
 def test_a_renewal_that_is_denied_during_a_release_is_not_a_loss(stage: Stage) -> None:
     lease = stage.take("a")
     lease._move("release")
-    stage.engine.keeper.lose(lease, "denied", "the backend no longer has it")
+    stage.engine.keeper.lose(lease, "denied", Reason("gone", "the backend no longer has it"))
     assert not lease.lost
 
 

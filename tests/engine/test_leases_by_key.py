@@ -12,6 +12,7 @@ import lockfast
 from lockfast import Lease, Locks, SelfDeadlock
 from lockfast._model import Claim, Terms
 from lockfast.engine.core import Engine
+from lockfast.engine.not_held import Reason
 
 MANY = 500
 
@@ -87,7 +88,7 @@ def test_nothing_is_kept_of_a_lease_that_has_ended(locks: Locks, waited: bool) -
     for lease in ended:
         assert lease is not None
         if lease.name == "broken":
-            engine.keeper.lose(lease, "denied", "broken")
+            engine.keeper.lose(lease, "denied", Reason("gone", "broken"))
         else:
             lease.release()
     by_key = engine.keeper.by_key

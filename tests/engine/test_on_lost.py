@@ -14,6 +14,7 @@ import lockfast
 from lockfast import Locks
 from lockfast.aio import AsyncLocks
 from lockfast.engine import callbacks
+from lockfast.engine.not_held import Reason
 from tests.servers.waiting import join, until, until_async
 
 request_id: ContextVar[str] = ContextVar("request_id", default="none")
@@ -72,7 +73,7 @@ def test_on_lost_sees_the_context_of_the_acquire_in_threads(url: str, make: str,
 def lose(locks: Locks | AsyncLocks) -> None:
     engine = locks._logic.engine
     for lease in list(engine.keeper.leases.values()):
-        engine.keeper.lose(lease, "denied", "it was broken")
+        engine.keeper.lose(lease, "denied", Reason("gone", "it was broken"))
 
 
 @pytest.mark.parametrize("kind", ["plain", "awaited"])

@@ -8,7 +8,6 @@ Leaves to the keeper: what happens after the grant.
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from lockfast._ids import new_claim_id
@@ -16,7 +15,7 @@ from lockfast._model import Busy, Claim, Grant
 from lockfast._refusals import closed_locks
 from lockfast._time import FOREVER, format_duration
 from lockfast.engine.lease import Lease
-from lockfast.engine.reporting import reported_acquire
+from lockfast.engine.reporting import LONG_WAIT_S, AskReport, reported_acquire, still_waiting, timed_out
 from lockfast.engine.request import Adopt, Refused, Request, as_it_is
 from lockfast.engine.retrying import HASTY_S, most_telling, pause_for_retry
 from lockfast.engine.waking import Waking, handed_over
@@ -46,12 +45,18 @@ def acquire(
     if engine.order is not None:
         engine.order.asked(engine, claim, wait)
     if engine.events.wanted():
-        return reported_acquire(engine, claim, partial(_ask, engine, request, claim, wait), adopt, refused)
+        return reported_acquire(engine, request, claim, wait, adopt, refused, _ask)
     return _ask(engine, request, claim, wait, adopt, refused)
 
 
 async def _ask(
-    engine: Engine, request: Request, claim: Claim, wait: float | None, adopt: Adopt, refused: Refused
+    engine: Engine,
+    request: Request,
+    claim: Claim,
+    wait: float | None,
+    adopt: Adopt,
+    refused: Refused,
+    report: AskReport | None = None,
 ) -> Lease | Busy:
     if not engine.world.blocking:
         engine.world.arrive()
@@ -66,6 +71,7 @@ async def _ask(
     answer: Grant | Busy | None = None  # the last one
     telling: BackendUnavailable | None = None  # of the failures since then, see `most_telling`
     waking: Waking | None = None  # once it waits
+    slow: AskReport | None = None  # once it has waited for long
     outage = engine.outage if engine.outage.watches else None
     try:
         engine.waiting[id] = claim  # before sending: from then on it may stand in the queue, or be granted
@@ -78,6 +84,8 @@ async def _ask(
             if outage is not None:
                 outage.sent(id, asked_at, give_up_at if wait else answered_at + engine.patience)
             was_unsent, unsent = unsent, False
+            if report is not None and report.attempts is not None:
+                report.attempts += 1
             try:
                 answer = await engine.backend.acquire(claim, enqueue=enqueue, within=within)
                 if outage is not None:
@@ -120,6 +128,8 @@ async def _ask(
             if wait is None and not checked:
                 engine.must_not_wait_for_itself(claim)
                 checked = True
+            if report is not None:
+                report.busy = answer
             seconds = min(give_up_at - answered_at, answer.retry_after)
             woken: bool | Grant = False
             if waking is not None:
@@ -135,6 +145,8 @@ async def _ask(
             if not woken and asked_at >= give_up_at:
                 break
             waking = waking or Waking(engine, claim)
+            if asked_at - started >= LONG_WAIT_S:
+                slow = still_waiting(engine, request, claim, report or slow, answer, asked_at - started)
         if enqueue:
             await engine.abandon(claim, within=engine.briefly)
     except GeneratorExit:  # the coroutine is being closed: nothing can be awaited in it any more
@@ -155,6 +167,8 @@ async def _ask(
             del engine.waiting[id]
         if outage is not None and id in outage.unanswered:
             del outage.unanswered[id]
+    if report is None and wait:
+        timed_out(engine, request, claim, answer, engine.now() - started)
     return refused(answer, engine.now() - started)
 
 

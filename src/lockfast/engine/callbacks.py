@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from lockfast._reentry import outside
 from lockfast.engine.lease import Lease
 from lockfast.engine.request import Request
-from lockfast.observe.events import Event, logger
+from lockfast.observe.events import Event
+from lockfast.observe.log import logger
 
 if TYPE_CHECKING:
     from lockfast._worlds import Signal

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from lockfast._model import Claim
 from lockfast.engine.lease import Lease
+from lockfast.engine.not_held import Reason
 from lockfast.engine.releasing import leave_to_time, release_again, take_back, time_to_linger
+from lockfast.engine.reporting import report_unanswered
 from lockfast.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 REPORT_WITHIN_S: Final = 1.0  # for callbacks that report losses: the process may end right after
 ABANDON_WITHIN_S: Final = 1.0  # for each claim
+CLOSED: Final = Reason("closed", "its Locks was closed")
 
 
 async def close(engine: Engine, within: float | None = None) -> None:
@@ -45,6 +48,8 @@ async def close(engine: Engine, within: float | None = None) -> None:
     for claim in engine.unfinished.claims:
         if claim in engine.unfinished:  # else a worker has abandoned it meanwhile
             await _abandon(engine, claim, until)
+    for lease in list(engine.keeper.leases.values()):  # whose release was not answered
+        report_unanswered(engine, lease)
     await engine.on_lost.all_called(REPORT_WITHIN_S)
     await engine.background.all_emitted(REPORT_WITHIN_S)
     engine.keeper.loop.close()  # again: it has watched for silence until now
@@ -58,7 +63,7 @@ def _take_from_bodies(engine: Engine) -> list[tuple[Lease, float]]:
         if lease._guard is not None or lease._claim.id in engine.waiting:
             taken.append((lease, time_to_linger(engine, lease)))
             engine.unfinished.note(lease._claim)  # should what follows be cut short
-            engine.keeper.lose(lease, "denied", "its Locks was closed")
+            engine.keeper.lose(lease, "denied", CLOSED)
     return taken
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from lockfast._bounded import BoundedSet
 from lockfast._ids import default_holder
 from lockfast._model import Claim
 from lockfast._reentry import Mutex, nothing, start_put_off
@@ -24,6 +25,7 @@ from lockfast.engine.callbacks import BackgroundEvents, OnLost
 from lockfast.engine.keeper import Keeper
 from lockfast.engine.lease import Lease
 from lockfast.engine.outage import Outage
+from lockfast.engine.reporting import AskReport, backend_name
 from lockfast.engine.unfinished import Unfinished
 from lockfast.observe.events import Events
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 BRIEFLY_S: Final = 0.03  # over `wait`, to clean up in; what a silent backend leaves is done in the background
 PATIENCE_S: Final = 10.0  # to keep asking a backend that does not answer, where no `wait` says otherwise
+MAX_BROKEN: Final = 1000
 DEFAULT_RETRY: Final = Backoff()
 
 
@@ -55,6 +58,8 @@ class Engine:
         self.retry = retry  # pauses between requests to a backend that cannot be reached
         self.belief = 1.0 - backend.capabilities.drift  # the part of a ttl that we believe in
         self.events = Events()
+        self.backend_name = backend_name(backend)  # in events, as the next
+        self.namespace = ""
         self._given_holder = holder
         self.order = order  # in debug mode: who asked for what while holding what
         self.briefly = BRIEFLY_S
@@ -75,6 +80,8 @@ class Engine:
         self.holder = default_holder() if self._given_holder is None else self._given_holder
         self.entered: dict[tuple[object, str], Lease] = {}  # by owner and key: leases that may be entered again
         self.waiting: dict[str, Claim] = {}  # by id: claims that were asked for, and of which no lease has come yet
+        self.reports: dict[str, AskReport] = {}  # by id: claims of which no end was reported yet
+        self.broken = BoundedSet[str](MAX_BROKEN)  # claims, of any holder, that were broken through this engine
         self.keeper = Keeper(self)  # of the leases that are held
         self.unfinished = Unfinished(self)  # claims that are still to be abandoned, in the background
         self.outage = Outage(self)

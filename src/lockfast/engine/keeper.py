@@ -18,15 +18,16 @@ from lockfast._bounded import BoundedDict
 from lockfast.engine.keeper_loop import KeeperLoop
 from lockfast.engine.lease import Lease, Step
 from lockfast.engine.leases_by_key import LeasesByKey
-from lockfast.engine.not_held import why_out_of_time
+from lockfast.engine.not_held import Reason, why_out_of_time
 from lockfast.engine.renewing import Renewals
-from lockfast.engine.reporting import report_lease_behind
+from lockfast.engine.reporting import report_lost, report_unanswered
 from lockfast.engine.schedule import WATCHED, RenewalState, Schedule, renewal_interval
 
 if TYPE_CHECKING:
     from lockfast.engine.core import Engine
 
 MAX_EARLY_LOSSES: Final = 1000
+LOOP_CLOSED: Final = Reason("loop_closed", "the event loop that its body ran in was closed")
 
 
 class Keeper:
@@ -50,7 +51,7 @@ class Keeper:
         id = lease._claim.id
         self.leases[id] = self._unfiled[id] = self.fresh[id] = lease
         if self._early and (reason := self._early.pop((id, lease._fence), "")):
-            self.lose(lease, "denied", reason)
+            self.lose(lease, "denied", Reason("session_ended", reason))
             return
         due_at = lease._asked_at + renewal_interval(lease) if lease._request.renew else lease._deadline
         loop = self.loop
@@ -110,7 +111,7 @@ class Keeper:
         for lease in list(self.leases.values()):
             self.state_of(lease).renewing = False
             if lease._guard is not None:
-                self.lose(lease, "deadline", "the event loop that its body ran in was closed")
+                self.lose(lease, "deadline", LOOP_CLOSED)
         self.loop.go_on()
 
     # What the loop does each time that it is awake
@@ -138,6 +139,7 @@ class Keeper:
             if lease._state not in WATCHED or now >= lease._deadline:
                 self.notice(lease)
                 self.forget(lease)
+                report_unanswered(self._engine, lease)
                 continue
             due_at = lease._deadline
             if now < state.renew_until and lease._state == "held" and not state.renewing:
@@ -174,17 +176,20 @@ class Keeper:
             lease = self.leases.get(id)
             if lease is not None and lease._fence == fence:  # else the claim was granted again since
                 self._early.pop(held, None)
-                self.lose(lease, "denied", reason)
-                self.lose(lease, "gone", reason)  # if its release is under way, and not answered yet
+                self.lose(lease, "denied", Reason("session_ended", reason))
+                self.lose(
+                    lease, "gone", Reason("session_ended", reason)
+                )  # if its release is under way, and not answered yet
 
     def lose_all(self, error: Exception) -> None:
         """No lease can be renewed any more: its holder learns that now, not at the deadline."""
         for lease in list(self.leases.values()):
-            self.lose(lease, "deadline", f"renewing failed: {type(error).__name__}: {error}")
+            why = Reason("keeper_failed", f"renewing failed: {type(error).__name__}: {error}")
+            self.lose(lease, "deadline", why)
 
-    def lose(self, lease: Lease, step: Step, reason: str) -> None:
+    def lose(self, lease: Lease, step: Step, reason: Reason) -> None:
         """Stop believing, and report it to all who must know. Only the first to notice does so."""
-        if not lease._move(step, reason):
+        if not lease._move(step, reason.text):
             return
         self.forget(lease)
         engine = self._engine
@@ -198,4 +203,4 @@ class Keeper:
                 lease._guard.interrupt()
             else:
                 engine.forget_entry(lease)  # inside a `with` it stays, so that entering again reports the loss
-        report_lease_behind(engine, "lost", lease, reason)  # last: a listener may raise
+        report_lost(engine, lease, reason)  # last: a listener may raise

@@ -18,7 +18,7 @@ from lockfast._model import Claim
 from lockfast._reentry import Mutex, critical_section
 from lockfast.engine.core import Engine
 from lockfast.engine.living import held_here
-from lockfast.observe.events import logger
+from lockfast.observe.log import logger
 
 MAX_PAIRS: Final = 10_000  # pairs that are remembered; the oldest go first
 _HERE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")

@@ -163,7 +163,9 @@ class Outage:
     # What is reported
 
     def _event(self, kind: Kind, detail: str) -> Event:
-        return Event(kind, "", self._engine.holder, detail=detail)
+        engine = self._engine
+        backend, namespace = engine.backend_name, engine.namespace
+        return Event(kind, "", engine.holder, backend=backend, namespace=namespace, detail=detail)
 
     def _report(self, event: Event, behind: bool) -> None:
         if behind or self._engine.background.emitting:  # what came before it is emitted first

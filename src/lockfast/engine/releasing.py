@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Final
 from lockfast._model import Claim
 from lockfast._time import FOREVER
 from lockfast.engine.lease import Lease
-from lockfast.engine.reporting import report_lease
+from lockfast.engine.not_held import Reason
+from lockfast.engine.reporting import report_release_failed, report_released
 from lockfast.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
     from lockfast.engine.core import Engine
 
 MIN_WITHIN_S: Final = 0.02  # for a release that comes just before the deadline
+ENDED_BEFORE: Final = Reason("gone", "it had ended on the backend before it was released")
 
 
 async def release(engine: Engine, lease: Lease, successor: str = "", *, until: float = FOREVER) -> bool:
@@ -91,9 +93,9 @@ def _ended(engine: Engine, lease: Lease, freed: bool) -> bool:
         report = lease._move("freed") and engine.events.wanted()
         engine.keeper.forget(lease)
         if report:
-            report_lease(engine, "released", lease)
+            report_released(engine, lease)
         return lease._state != "lost"  # the backend may have reported a loss meanwhile
-    engine.keeper.lose(lease, "gone", "it had ended on the backend before it was released")
+    engine.keeper.lose(lease, "gone", ENDED_BEFORE)
     return False
 
 
@@ -121,10 +123,10 @@ async def release_again(
 def leave_to_time(engine: Engine, lease: Lease, why: str) -> None:
     """The release was not answered, and is not asked for again by its caller."""
     if engine.backend.capabilities.expires:
-        report_lease(engine, "release_failed", lease, f"it ends by itself when its ttl has passed; {why}")
+        report_release_failed(engine, lease, f"it ends by itself when its ttl has passed; {why}")
     else:
         engine.unfinished.add(lease._claim)
-        report_lease(engine, "release_failed", lease, f"it is tried again until its session ends; {why}")
+        report_release_failed(engine, lease, f"it is tried again until its session ends; {why}")
 
 
 async def abandon(engine: Engine, claim: Claim, within: float = 1.0, *, sent: bool = True) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from lockfast._model import Renewal
 from lockfast.engine.not_held import NO_LONGER_THERE
-from lockfast.engine.reporting import report_lease_behind
+from lockfast.engine.reporting import report_renewal_failed, report_renewed
 from lockfast.engine.retrying import cannot_say
 from lockfast.engine.schedule import NEVER, RenewalState
 from lockfast.errors import BackendUnavailable
@@ -144,11 +144,12 @@ class Renewals:
             elif not kept:
                 self._keeper.lose(lease, "denied", NO_LONGER_THERE)
             elif lease._state == "held":
+                left = lease._deadline - now
                 lease._renewed(asked_at, renewal.ttl)
                 state.renewed(asked_at)
                 self._engine.on_renewed()
                 if wanted:
-                    report_lease_behind(self._engine, "renewed", lease)
+                    report_renewed(self._engine, lease, left)
 
     def _ride_out(self, states: list[RenewalState], error: Exception) -> None:
         """An error is not a loss: try again soon, until the deadline."""
@@ -156,8 +157,8 @@ class Renewals:
         now, failure = engine.now(), f"{type(error).__name__}: {error}"
         for state in states:
             state.failed(now, engine.world.chance(), failure)
-            if engine.events.wanted():
-                report_lease_behind(engine, "renewal_failed", state.lease, failure)
+            if engine.events.noted():
+                report_renewal_failed(engine, state.lease, error, failure)
 
     def _report_outage(self, states: list[RenewalState], error: BackendUnavailable, asked_at: float) -> None:
         until = max(state.lease._deadline for state in states)

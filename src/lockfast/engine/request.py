@@ -8,6 +8,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from lockfast._model import Busy, Terms
+from lockfast.observe.events import Primitive
 
 if TYPE_CHECKING:
     from lockfast.engine.lease import Lease
@@ -29,7 +30,10 @@ class Request:
     No NamedTuple: each acquire reads a dozen fields, and those of a tuple take three times as long to read.
     """
 
-    __slots__ = ("max_hold", "min_hold", "named", "on_lost", "reentrant", "renew", "renew_every", "terms", "wait")
+    __slots__ = (
+        *("max_hold", "min_hold", "named", "on_lost", "pattern", "primitive"),
+        *("reentrant", "renew", "renew_every", "terms", "wait"),
+    )
 
     def __init__(
         self,
@@ -42,6 +46,8 @@ class Request:
         named: bool = False,
         renew_every: float | None = None,
         max_hold: float | None = None,
+        primitive: Primitive = "lock",
+        pattern: str | None = None,
     ) -> None:
         self.terms = terms
         self.wait = wait
@@ -52,6 +58,8 @@ class Request:
         self.named = named  # the holder was named by the caller, not after its process
         self.renew_every = renew_every  # seconds from one renewal to the next; None: a third of the ttl
         self.max_hold = max_hold  # seconds after the grant at which renewals stop; None: never
+        self.primitive: Primitive = primitive  # what its user calls it; for events, as the next
+        self.pattern = pattern  # what its name has in common with others; None: to be guessed from the name
 
     def fields(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}

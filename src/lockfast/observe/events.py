@@ -1,4 +1,4 @@
-"""One stream of what happens to leases. Logs, metrics and traces are fed from it and from nowhere else.
+"""One stream of what happens to claims, leases, limiters and cells. Logs, metrics and traces are listeners of it.
 
 Decides: what an event says, and what becomes of an error in a listener.
 Leaves to the listeners: where it goes. Without listeners, no event is even made.
@@ -6,45 +6,84 @@ Leaves to the listeners: where it goes. Without listeners, no event is even made
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from threading import get_ident
-from typing import Any, Final, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from lockfast._reentry import outside
 from lockfast._text import shown
+from lockfast.observe.log import DEBUG, INFO, log, logger
 
 Kind = Literal[
-    "asked",
-    "waited",
+    "asked",  # an acquire begins. Exactly one of the next two ends it
     "granted",
+    "not_granted",
+    "waiting",  # in between, if that takes long
     "renewed",
     "renewal_failed",
+    "released",  # a grant ends: exactly one of these two
     "lost",
-    "released",
-    "release_failed",
-    "broken",
+    "release_failed",  # its end is still to come
+    "broken",  # a hold, perhaps of another process, by `break_lock` here
+    "limited",  # a call of a limiter is over
+    "cell_read",
+    "cell_write",
     "unreachable",  # of the backend, not of a lock: it has no name
     "reachable",  # again
 ]
-
-logger = logging.getLogger("lockfast")
-_DEBUG: Final = logging.DEBUG
+Primitive = Literal["lock", "semaphore", "rwlock", "all", "election", "manager", "limiter_turn", "limiter", "cell"]
+Outcome = Literal[
+    "granted",  # of an acquire
+    "timeout",
+    "busy",
+    "deadlock",
+    "released",  # of a grant
+    "lost",
+    "broken",
+    "expired",
+    "allowed",  # of a call of a limiter
+    "refused",
+    "done",  # of a read or a write of a cell
+    "conflict",
+    "stale",
+    "cancelled",  # of all but a grant
+    "unavailable",
+    "closed",
+    "error",
+]
 
 
 class Event(NamedTuple):
-    """One thing that happened to a lease, or to the backend as a whole: then `name` is empty."""
+    """One thing that happened. What does not apply to its kind is None, or an empty text.
+
+    docs/events.md has the table of kinds and fields, and every outcome and reason.
+    """
 
     kind: Kind
-    name: str
-    holder: str
+    name: str  # empty: it is about the backend as a whole
+    holder: str  # who asks or holds, as others see it
     claim_id: str = ""
     fence: int | None = None
-    waited: float | None = None  # seconds from asking to being granted or giving up
+    primitive: str = ""
+    mode: str = ""
+    pattern: str = ""  # what names of this kind have in common: few, where there are many names
+    backend: str = ""
+    namespace: str = ""
+    outcome: str = ""  # of what is over
+    reason: str = ""  # why it ended so, as a code
+    waited: float | None = None  # seconds from asking to now, or to the grant
+    attempts: int | None = None  # requests that were sent for it
+    position: int | None = None  # waiters that went first, when it was last asked for
+    held_by: str | None = None  # who was in the way then
     held_for: float | None = None  # seconds from being granted to now
+    remaining: float | None = None  # seconds for which it is certainly held
+    slack: float | None = None  # the share of the ttl that was left when a renewal came through
+    cost: int | None = None  # permits
+    retry_after: float | None = None  # seconds until they could be given
+    version: int | None = None  # of a cell
     detail: str = ""  # a reason or an error, for people
 
 
@@ -86,7 +125,11 @@ class Events:
 
     def wanted(self) -> bool:
         """Whether there is a listener for an everyday event. Ask before making one."""
-        return True if self._listeners else logger.isEnabledFor(_DEBUG)
+        return True if self._listeners else logger.isEnabledFor(DEBUG)
+
+    def noted(self) -> bool:
+        """The same for an event that an operator reads with the log at info level."""
+        return bool(self._listeners) or logger.isEnabledFor(INFO)
 
     def emit(self, event: Event) -> None:
         """Pass it to the log and to every listener."""
@@ -147,28 +190,3 @@ def _asyncio() -> Any:
 def _complain(event: Event) -> None:
     with suppress(Exception):  # it may be the log itself that fails
         logger.exception("a listener failed on %s", event)
-
-
-_LEVELS = {
-    "lost": logging.WARNING,
-    "release_failed": logging.WARNING,
-    "unreachable": logging.WARNING,
-    "reachable": logging.INFO,
-}
-
-
-def log(event: Event) -> None:
-    """The first listener: debug for each event, warning where an operator would act."""
-    level = _LEVELS.get(event.kind, logging.DEBUG)
-    if logger.isEnabledFor(level):
-        facts = {key: value for key, value in event._asdict().items() if value not in (None, "")}
-        text = " ".join(f"{key}={_plain(value)}" for key, value in facts.items() if key != "kind")
-        fields = {f"lock_{key}": value for key, value in facts.items()}
-        if event.name:
-            logger.log(level, "lock %s: %s", event.kind.replace("_", " "), text, extra=fields)
-        else:
-            logger.log(level, "%s", event.detail, extra=fields)
-
-
-def _plain(value: object) -> str:
-    return f"{value:.3f}s" if isinstance(value, float) else repr(value) if isinstance(value, str) else str(value)

@@ -18,8 +18,8 @@ from lockfast._text import shown
 from lockfast._time import Seconds, length
 from lockfast.backends.optional import check_up, name_on
 from lockfast.engine.core import Engine
+from lockfast.engine.reporting import report_broken
 from lockfast.engine.request import Request
-from lockfast.observe.events import Event
 from lockfast.primitives.lock import LockLogic
 from lockfast.primitives.names import (
     LockName,
@@ -49,7 +49,7 @@ MAX_KNOWN_OPTIONS: Final = 64  # with which they were made: few, where there are
 class LocksLogic:
     def __init__(self, engine: Engine, namespace: str) -> None:
         self.engine = engine
-        self.namespace = valid(namespace, "namespace")
+        self.namespace = engine.namespace = valid(namespace, "namespace")
         valid(engine.holder, "holder")
         # `with locks.lock(name):` makes a lock object for each use. By type too: True is no ttl, but equals 1.
         self._known_request = lru_cache(MAX_KNOWN_REQUESTS, typed=True)(self._plain_request)
@@ -135,8 +135,8 @@ class LocksLogic:
         """Remembered by the holder too: in the child of a fork it is another."""
         like, name = self._known_options(holder, *options, **named), valid(name)
         terms = Terms(qualify(self.namespace, name), name, *like.terms[2:])
-        same = (like.wait, like.renew, like.reentrant, like.min_hold, like.on_lost, like.named)
-        return Request(terms, *same, like.renew_every, like.max_hold)  # as `but`, which takes twice as long
+        same = (like.wait, like.renew, like.reentrant, like.min_hold, like.on_lost, like.named, like.renew_every)
+        return Request(terms, *same, like.max_hold, like.primitive, like.pattern)  # as `but`, in half the time
 
     def _request_of_any_name(self, _holder: str, *options: Any, **named: Any) -> Request:
         return self._request("any", *options, **named)
@@ -223,10 +223,10 @@ class LocksLogic:
         key = qualify(self.namespace, name)
         engine.must_be_open()
         before = await engine.once(partial(engine.backend.break_, key))
-        if engine.events.wanted():
-            for was in before.holders:
-                detail = f"broken by {engine.holder!r}"
-                engine.events.emit(Event("broken", name, was.holder, was.claim_id, was.fence, detail=detail))
+        for was in before.holders:
+            engine.broken.add(was.claim_id)
+            if engine.events.noted():
+                report_broken(engine, name, was)
         return before._replace(name=name)
 
     async def doctor(self) -> Diagnosis:

@@ -371,9 +371,14 @@ class PublicNames(Promise, about="engine"):
         await holder.release()
         await waiter.result()
         reported = [event for event in received if event.kind != "asked"]
-        assert [event.kind for event in reported] == ["waited", "waited", "granted"]
-        assert [event.waited for event in reported] == pytest.approx([5, 0.25, 0.25])
-        assert "worker-7" in next(event.detail for event in received if event.kind == "waited")
+        assert [(event.kind, event.outcome) for event in reported] == [
+            ("not_granted", "timeout"),
+            ("granted", "granted"),
+        ]
+        assert [event.waited for event in reported] == pytest.approx([5, 0.25])
+        assert reported[0].held_by == "worker-7"
+        assert reported[0].position == 0
+        assert "worker-7" in reported[0].detail
 
     async def test_a_listener_that_fails_harms_no_caller(self, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
         locks = stage.locks()
