@@ -106,6 +106,7 @@ class AsyncLocks:
         min_hold: Seconds = 0,
         max_hold: Seconds | None = None,
         renew_every: Seconds | None = None,
+        pattern: str | None = None,
         on_lost: Callable[[AsyncLease], object] | None = None,
     ) -> AsyncLock:
         """A lock on `name`. Nothing is asked of the backend yet.
@@ -116,10 +117,11 @@ class AsyncLocks:
         `min_hold` seconds after the grant. Past an age of `max_hold` seconds the lease is not renewed any more, so a
         body that is stuck loses it, at most a ttl later. `renew_every` is the time between two renewals (None: a third
         of the ttl). `on_lost(lease)` is called if the lease is lost, and awaited if it can be, with the ContextVars
-        that `acquire` or the `async with` was called with.
+        that `acquire` or the `async with` was called with. `pattern` is what events and metrics call all
+        names of this kind (None: the name with placeholders for numbers and ids).
         Raises ValueError for a bad name, time or metadata.
         """
-        limits = (min_hold, max_hold, renew_every)
+        limits = (min_hold, max_hold, renew_every, pattern)
         return AsyncLock(self._logic.lock(name, metadata, on_lost, ttl, wait, renew, reentrant, *limits))
 
     def semaphore(
@@ -134,6 +136,7 @@ class AsyncLocks:
         min_hold: Seconds = 0,
         max_hold: Seconds | None = None,
         renew_every: Seconds | None = None,
+        pattern: str | None = None,
         on_lost: Callable[[AsyncLease], object] | None = None,
     ) -> AsyncLock:
         """As `lock`, but up to `limit` may hold it at once, each with a lease and a fence of its own.
@@ -141,7 +144,7 @@ class AsyncLocks:
         Raises LimitMismatch when acquired while others use the name with another limit.
         """
         options = {"ttl": ttl, "wait": wait, "renew": renew, "metadata": metadata}
-        limits = {"min_hold": min_hold, "max_hold": max_hold, "renew_every": renew_every}
+        limits = {"min_hold": min_hold, "max_hold": max_hold, "renew_every": renew_every, "pattern": pattern}
         return AsyncLock(self._logic.semaphore(name, limit, on_lost=on_lost, **options, **limits))
 
     def rwlock(
@@ -155,13 +158,14 @@ class AsyncLocks:
         min_hold: Seconds = 0,
         max_hold: Seconds | None = None,
         renew_every: Seconds | None = None,
+        pattern: str | None = None,
         on_lost: Callable[[AsyncLease], object] | None = None,
     ) -> AsyncRWLock:
         """A read/write lock: `.read()` and `.write()` are locks on `name`, with these options."""
         from lockfast._facades.primitives import AsyncRWLock
 
         options = {"ttl": ttl, "wait": wait, "renew": renew, "metadata": metadata}
-        limits = {"min_hold": min_hold, "max_hold": max_hold, "renew_every": renew_every}
+        limits = {"min_hold": min_hold, "max_hold": max_hold, "renew_every": renew_every, "pattern": pattern}
         return AsyncRWLock(self._logic.rwlock(name, on_lost=on_lost, **options, **limits))
 
     def all(
@@ -173,6 +177,7 @@ class AsyncLocks:
         metadata: Any = None,
         max_hold: Seconds | None = None,
         renew_every: Seconds | None = None,
+        pattern: str | None = None,
         on_lost: Callable[[AsyncMultiLease], object] | None = None,
     ) -> AsyncMultiLock:
         """All of the names as one lock. They are taken in one order, so two callers never wait for each other.
@@ -182,7 +187,7 @@ class AsyncLocks:
         from lockfast._facades.primitives import AsyncMultiLease, AsyncMultiLock
 
         options = {"ttl": ttl, "wait": wait, "renew": renew, "metadata": metadata}
-        limits = {"max_hold": max_hold, "renew_every": renew_every}
+        limits = {"max_hold": max_hold, "renew_every": renew_every, "pattern": pattern}
         return AsyncMultiLock(self._logic.all(names, AsyncMultiLease, on_lost, **options, **limits))
 
     def election(
@@ -195,6 +200,7 @@ class AsyncLocks:
         metadata: Any = None,
         max_hold: Seconds | None = None,
         renew_every: Seconds | None = None,
+        pattern: str | None = None,
         on_lost: Callable[[AsyncLease], object] | None = None,
     ) -> AsyncElection:
         """To be, or to watch, the one leader of `name`. The candidate is this instance's `holder` if not named.
@@ -204,7 +210,7 @@ class AsyncLocks:
         from lockfast._facades.primitives import AsyncElection
 
         options = {"ttl": ttl, "wait": wait, "metadata": metadata, "on_lost": on_lost}
-        limits = {"max_hold": max_hold, "renew_every": renew_every}
+        limits = {"max_hold": max_hold, "renew_every": renew_every, "pattern": pattern}
         return AsyncElection(self._logic.election(name, candidate, **options, **limits))
 
     def limiter(self, name: str, *, rate: float, per: Seconds = 1.0, burst: int | None = None) -> AsyncLimiter:

@@ -66,6 +66,7 @@ class Locks:
         min_hold: Seconds = 0,
         max_hold: Seconds | None = None,
         renew_every: Seconds | None = None,
+        pattern: str | None = None,
         on_lost: Callable[[Lease], object] | None = None,
     ) -> Lock:
         """A lock on `name`. Nothing is asked of the backend yet.
@@ -76,10 +77,11 @@ class Locks:
         `min_hold` seconds after the grant. Past an age of `max_hold` seconds the lease is not renewed any more, so a
         body that is stuck loses it, at most a ttl later. `renew_every` is the time between two renewals (None: a third
         of the ttl). `on_lost(lease)` is called, in another thread, if the lease is lost, with the ContextVars that
-        `acquire` or the `with` was called with.
+        `acquire` or the `with` was called with. `pattern` is what events and metrics call all
+        names of this kind (None: the name with placeholders for numbers and ids).
         Raises ValueError for a bad name, time or metadata.
         """
-        limits = (min_hold, max_hold, renew_every)
+        limits = (min_hold, max_hold, renew_every, pattern)
         return Lock(self._logic.lock(name, metadata, on_lost, ttl, wait, renew, reentrant, *limits))
 
     def semaphore(
@@ -94,6 +96,7 @@ class Locks:
         min_hold: Seconds = 0,
         max_hold: Seconds | None = None,
         renew_every: Seconds | None = None,
+        pattern: str | None = None,
         on_lost: Callable[[Lease], object] | None = None,
     ) -> Lock:
         """As `lock`, but up to `limit` may hold it at once, each with a lease and a fence of its own.
@@ -101,7 +104,7 @@ class Locks:
         Raises LimitMismatch when acquired while others use the name with another limit.
         """
         options = {"ttl": ttl, "wait": wait, "renew": renew, "metadata": metadata}
-        limits = {"min_hold": min_hold, "max_hold": max_hold, "renew_every": renew_every}
+        limits = {"min_hold": min_hold, "max_hold": max_hold, "renew_every": renew_every, "pattern": pattern}
         return Lock(self._logic.semaphore(name, limit, on_lost=on_lost, **options, **limits))
 
     def rwlock(
@@ -115,13 +118,14 @@ class Locks:
         min_hold: Seconds = 0,
         max_hold: Seconds | None = None,
         renew_every: Seconds | None = None,
+        pattern: str | None = None,
         on_lost: Callable[[Lease], object] | None = None,
     ) -> RWLock:
         """A read/write lock: `.read()` and `.write()` are locks on `name`, with these options."""
         from lockfast._facades.primitives import RWLock
 
         options = {"ttl": ttl, "wait": wait, "renew": renew, "metadata": metadata}
-        limits = {"min_hold": min_hold, "max_hold": max_hold, "renew_every": renew_every}
+        limits = {"min_hold": min_hold, "max_hold": max_hold, "renew_every": renew_every, "pattern": pattern}
         return RWLock(self._logic.rwlock(name, on_lost=on_lost, **options, **limits))
 
     def all(
@@ -133,6 +137,7 @@ class Locks:
         metadata: Any = None,
         max_hold: Seconds | None = None,
         renew_every: Seconds | None = None,
+        pattern: str | None = None,
         on_lost: Callable[[MultiLease], object] | None = None,
     ) -> MultiLock:
         """All of the names as one lock. They are taken in one order, so two callers never wait for each other.
@@ -142,7 +147,7 @@ class Locks:
         from lockfast._facades.primitives import MultiLease, MultiLock
 
         options = {"ttl": ttl, "wait": wait, "renew": renew, "metadata": metadata}
-        limits = {"max_hold": max_hold, "renew_every": renew_every}
+        limits = {"max_hold": max_hold, "renew_every": renew_every, "pattern": pattern}
         return MultiLock(self._logic.all(names, MultiLease, on_lost, **options, **limits))
 
     def election(
@@ -155,6 +160,7 @@ class Locks:
         metadata: Any = None,
         max_hold: Seconds | None = None,
         renew_every: Seconds | None = None,
+        pattern: str | None = None,
         on_lost: Callable[[Lease], object] | None = None,
     ) -> Election:
         """To be, or to watch, the one leader of `name`. The candidate is this instance's `holder` if not named.
@@ -164,7 +170,7 @@ class Locks:
         from lockfast._facades.primitives import Election
 
         options = {"ttl": ttl, "wait": wait, "metadata": metadata, "on_lost": on_lost}
-        limits = {"max_hold": max_hold, "renew_every": renew_every}
+        limits = {"max_hold": max_hold, "renew_every": renew_every, "pattern": pattern}
         return Election(self._logic.election(name, candidate, **options, **limits))
 
     def limiter(self, name: str, *, rate: float, per: Seconds = 1.0, burst: int | None = None) -> Limiter:

@@ -48,9 +48,9 @@ def test_two_objects_with_the_same_options_hold_one_after_the_other(locks: lockf
 
 def test_objects_differ_in_each_option(locks: lockfast.Locks) -> None:
     plain: dict[str, Any] = {"ttl": 30, "wait": None, "renew": True, "reentrant": False}
-    plain |= {"min_hold": 0, "max_hold": None, "renew_every": None}
+    plain |= {"min_hold": 0, "max_hold": None, "renew_every": None, "pattern": None}
     others: dict[str, Any] = {"ttl": 20, "wait": 1, "renew": False, "reentrant": True}
-    others |= {"min_hold": 2, "max_hold": 60, "renew_every": 5}
+    others |= {"min_hold": 2, "max_hold": 60, "renew_every": 5, "pattern": "x of ours"}
     before = locks.lock("x", **plain)._logic.request
     for option, value in others.items():
         request = locks.lock("x", **{**plain, option: value})._logic.request

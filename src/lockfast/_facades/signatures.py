@@ -63,6 +63,7 @@ class SingletonOptions(TypedDict, Generic[L], total=False):
     min_hold: Seconds
     max_hold: Seconds | None
     renew_every: Seconds | None
+    pattern: str | None
     on_lost: Callable[[L], object] | None
 
 

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lockfast._model import Busy, Claim, HolderInfo
 from lockfast.engine.lease import Lease
 from lockfast.engine.not_held import Reason
 from lockfast.engine.request import Adopt, Refused, Request
 from lockfast.errors import BackendUnavailable, LockError, SelfDeadlock
-from lockfast.observe.events import Event, Kind, Outcome
+from lockfast.observe.events import Event, Kind, Outcome, Primitive
 from lockfast.observe.patterns import pattern_of
 
 if TYPE_CHECKING:
     from lockfast.backends.base import Backend
     from lockfast.engine.core import Engine
+
+T = TypeVar("T")
 
 LONG_WAIT_S: Final = 10.0  # after which a wait is reported, as soon as the waiter asks again; then after twice the time
 _OUTCOMES: Final[dict[str, Outcome]] = {"broken": "broken", "max_hold": "expired", "not_renewed": "expired"}
@@ -110,16 +112,13 @@ class AskReport:
     def failed(self, error: BaseException) -> None:
         """It ended with that. What was granted is taken back: its caller never had it."""
         engine, lease = self._engine, self.lease
-        closing = error.__class__ is GeneratorExit  # perhaps in a finalizer, anywhere
-        emit = engine.background.emit if closing else engine.events.emit
         if not self.over:
             self.over = True
-            event = self.event("not_granted", outcome_of(engine, error), engine.now() - self._started, _text_of(error))
-            emit(event._replace(reason=type(error).__name__) if event.outcome == "error" else event)
+            _emit_failure(engine, self.event("not_granted", waited=engine.now() - self._started), error)
         elif lease is not None:
             lease._move("release")
             if lease._move("freed"):
-                emit(_ended(lease, "released", "released", "interrupted"))
+                engine.events.emit(_ended(lease, "released", "released", "interrupted"))
 
 
 async def reported_acquire(
@@ -151,8 +150,16 @@ async def reported_acquire(
         engine.reports.pop(claim.id, None)
 
 
-def outcome_of(engine: Engine, error: BaseException) -> Outcome:
-    """How a call that raised that ended."""
+def _emit_failure(engine: Engine, event: Event, error: BaseException) -> None:
+    """What ended with that error."""
+    outcome = _outcome_of(engine, error)
+    reason, detail = type(error).__name__ if outcome == "error" else "", str(error) or type(error).__name__
+    closing = error.__class__ is GeneratorExit  # perhaps in a finalizer, in the middle of anything
+    emit = engine.background.emit if closing else engine.events.emit
+    emit(event._replace(outcome=outcome, reason=reason, detail=detail))
+
+
+def _outcome_of(engine: Engine, error: BaseException) -> Outcome:
     if not isinstance(error, Exception):
         return "cancelled"
     if isinstance(error, SelfDeadlock):
@@ -160,10 +167,6 @@ def outcome_of(engine: Engine, error: BaseException) -> Outcome:
     if isinstance(error, BackendUnavailable):
         return "unavailable"
     return "closed" if engine.closed and isinstance(error, LockError) else "error"
-
-
-def _text_of(error: BaseException) -> str:
-    return str(error) or type(error).__name__
 
 
 # What an operator reads of an acquire for which there is no listener
@@ -184,6 +187,39 @@ def still_waiting(
 def timed_out(engine: Engine, request: Request, claim: Claim, busy: Busy, waited: float) -> None:
     if engine.events.noted():
         AskReport(engine, request, claim, engine.now() - waited).refused(busy, waited, once=False)
+
+
+# Limiters and cells
+
+
+async def reported_call(
+    engine: Engine,
+    kind: Kind,
+    primitive: Primitive,
+    name: str,
+    ask: Callable[[], Awaitable[T]],
+    facts: Callable[[T], dict[str, Any]],
+    cost: int | None = None,
+) -> T:
+    """What `ask` answers, with one event that has the `facts` of the answer."""
+    started = engine.now()
+    event = Event(
+        kind,
+        name,
+        engine.holder,
+        primitive=primitive,
+        pattern=pattern_of(name),
+        backend=engine.backend_name,
+        namespace=engine.namespace,
+        cost=cost,
+    )
+    try:
+        answer = await ask()
+    except BaseException as error:
+        _emit_failure(engine, event._replace(waited=engine.now() - started), error)
+        raise
+    engine.events.emit(event._replace(waited=engine.now() - started, **facts(answer)))
+    return answer
 
 
 # Leases

@@ -12,7 +12,7 @@ from typing import Final
 MAX_REMEMBERED: Final = 1024  # names
 _UUID: Final = r"(?<![0-9A-Za-z])[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}(?![0-9A-Za-z])"
 _HASH: Final = r"(?<![0-9A-Za-z])(?=[A-Fa-f]*[0-9])(?=[0-9]*[A-Fa-f])[0-9A-Fa-f]{7,}(?![0-9A-Za-z])"
-_ID: Final = re.compile(f"(?P<uuid>{_UUID})|(?P<hash>{_HASH})|(?P<n>[0-9]+)")
+_ID: Final = re.compile(rf"(?P<uuid>{_UUID})|(?P<hash>{_HASH})|(?P<n>\d+)")
 
 
 @lru_cache(MAX_REMEMBERED)

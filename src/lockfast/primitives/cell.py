@@ -7,6 +7,7 @@ Leaves to the backend: doing it in one step.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from lockfast._ids import new_claim_id
@@ -16,6 +17,7 @@ from lockfast._time import FOREVER, Seconds, full_jitter, length
 from lockfast._values import Stored, Write, Written
 from lockfast._worlds import settled
 from lockfast.engine.core import Engine
+from lockfast.engine.reporting import reported_call
 from lockfast.errors import BackendUnavailable, Conflict, StaleFence
 from lockfast.primitives.names import json_text, whole
 
@@ -135,6 +137,12 @@ class CellLogic:
 
     async def _ask(self, write: Write) -> tuple[Written, int]:
         """What became of it, and how often it went unanswered before."""
+        if self._engine.events.wanted():
+            facts = partial(_facts_of_write, write)
+            return await reported_call(self._engine, "cell_write", "cell", self.name, lambda: self._send(write), facts)
+        return await self._send(write)
+
+    async def _send(self, write: Write) -> tuple[Written, int]:
         engine = self._engine
         engine.must_be_open()
         return await engine.insist(
@@ -148,12 +156,17 @@ class CellLogic:
         return stored
 
     async def _read(self) -> Stored:
+        if self._engine.events.wanted():
+            ask, facts = self._fetch, _facts_of_read
+            return (await reported_call(self._engine, "cell_read", "cell", self.name, ask, facts))[0]
+        return (await self._fetch())[0]
+
+    async def _fetch(self) -> tuple[Stored, int]:
         engine = self._engine
         engine.must_be_open()
-        stored, _ = await engine.insist(
+        return await engine.insist(
             lambda within: engine.backend.read(self._key, within=within), engine.now() + engine.patience
         )
-        return stored
 
     def _value(self, stored: Stored) -> Any:
         if stored.value is None:
@@ -165,6 +178,23 @@ class CellLogic:
 
     def __repr__(self) -> str:
         return repr(self.name)
+
+
+def _facts_of_read(answer: tuple[Stored, int]) -> dict[str, Any]:
+    """What its event says of it, as the next for a write."""
+    stored, failures = answer
+    facts = {"attempts": failures + 1, "version": stored.version, "outcome": "done"}
+    return {**facts, "outcome": "error", "reason": "damaged", "detail": stored.damage} if stored.damage else facts
+
+
+def _facts_of_write(write: Write, answer: tuple[Written, int]) -> dict[str, Any]:
+    written, failures = answer
+    facts = {"attempts": failures + 1, "version": written.version, "fence": write.fence}
+    if written.outcome == "damaged":
+        return {**facts, "outcome": "error", "reason": "damaged"}
+    if written.outcome == "written":
+        return {**facts, "outcome": "done"}
+    return {**facts, "outcome": "unavailable" if failures else written.outcome}  # an earlier try may have gone through
 
 
 async def _ready(write: Write) -> Write:

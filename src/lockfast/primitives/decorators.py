@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iter
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
+from lockfast._records import LONGEST_NAME
 from lockfast._text import shown
 from lockfast.engine.lease import Lease
 from lockfast.errors import AcquireTimeout
@@ -92,6 +93,8 @@ def _decorator(
     if skip and options.get("wait", 0) != 0:
         raise ValueError(f"singleton skips instead of waiting, so wait={shown(options['wait'])} makes no sense with it")
     options = {**options, "wait": 0} if skip else options
+    if isinstance(template, str):  # else it is refused below
+        options = {"pattern": template[:LONGEST_NAME], **options}
 
     def decorate(function: Any) -> Any:
         if isinstance(function, _KINDS_OF_METHOD):

@@ -11,14 +11,16 @@ when no caller waits for them.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
 from lockfast._text import shown
 from lockfast._time import FOREVER, Seconds, format_duration, length
 from lockfast._values import NS_PER_S, Allowance, Booked, Rate
 from lockfast.engine.core import Engine
 from lockfast.engine.lease import Lease
+from lockfast.engine.reporting import reported_call
 from lockfast.engine.request import Request
 from lockfast.errors import AcquireTimeout, LeaseLost, LockError
 from lockfast.primitives.lock import LockLogic
@@ -50,13 +52,27 @@ class LimiterLogic:
 
     async def try_acquire(self, cost: int) -> Allowance:
         self._check(cost)
+        if self._engine.events.wanted():
+            return await self._reported(cost, lambda: self._try(cost))
         return (await self._book(cost)).allowance
 
     async def acquire(self, cost: int, timeout: Seconds | None) -> Allowance:
         """Allowed, once its turn has come; not allowed if that is not within `timeout`, and then nothing is taken."""
         self._check(cost)
+        wait = None if timeout is None else length(timeout, "timeout", zero=True)
+        if self._engine.events.wanted():
+            return await self._reported(cost, lambda: self._wait(cost, wait))
+        return await self._wait(cost, wait)
+
+    def _reported(self, cost: int, ask: Callable[[], Awaitable[Allowance]]) -> Awaitable[Allowance]:
+        return reported_call(self._engine, "limited", "limiter", self.name, ask, _facts, cost)
+
+    async def _try(self, cost: int) -> Allowance:
+        return (await self._book(cost)).allowance
+
+    async def _wait(self, cost: int, timeout: float | None) -> Allowance:
         now = self._engine.now
-        give_up_at = FOREVER if timeout is None else now() + length(timeout, "timeout", zero=True)
+        give_up_at = FOREVER if timeout is None else now() + timeout
         answer = (await self._book(cost)).allowance
         if answer.allowed or now() + answer.retry_after > give_up_at:
             return answer
@@ -125,3 +141,8 @@ class LimiterLogic:
 
     def __repr__(self) -> str:
         return f"{self.name!r} one each {format_duration(self._rate.interval / NS_PER_S)}, burst {self._rate.burst}"
+
+
+def _facts(answer: Allowance) -> dict[str, Any]:
+    """What its event says of it."""
+    return {"outcome": "allowed" if answer.allowed else "refused", "retry_after": answer.retry_after}

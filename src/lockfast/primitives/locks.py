@@ -20,6 +20,7 @@ from lockfast.backends.optional import check_up, name_on
 from lockfast.engine.core import Engine
 from lockfast.engine.reporting import report_broken
 from lockfast.engine.request import Request
+from lockfast.observe.events import Primitive
 from lockfast.primitives.lock import LockLogic
 from lockfast.primitives.names import (
     LockName,
@@ -66,12 +67,14 @@ class LocksLogic:
         min_hold: Seconds = 0,
         max_hold: Seconds | None = None,
         renew_every: Seconds | None = None,
+        pattern: str | None = None,
         *,
         metadata: Any = None,
         on_lost: Callable[[Any], object] | None = None,
         mode: Mode = EXCLUSIVE,
         limit: int | None = None,
         holder: str | None = None,
+        primitive: Primitive = "lock",
     ) -> Request:
         """What each acquire asks for. Raises ValueError for what makes no sense; nothing is sent."""
         if mode == SHARED:
@@ -113,6 +116,8 @@ class LocksLogic:
             renew_every=every,
             on_lost=on_lost,
             named=holder is not None,
+            primitive=primitive,
+            pattern=None if pattern is None else valid(pattern, "pattern"),
         )
 
     def lock(
@@ -142,13 +147,15 @@ class LocksLogic:
         return self._request("any", *options, **named)
 
     def semaphore(self, name: str, limit: int, **options: Any) -> LockLogic:
-        return LockLogic(self.engine, self._request(name, mode=SHARED, limit=whole(limit, "limit", 1), **options))
+        options |= {"mode": SHARED, "limit": whole(limit, "limit", 1), "primitive": "semaphore"}
+        return LockLogic(self.engine, self._request(name, **options))
 
     # The rest is imported when it is used: most programs need only locks.
 
     def rwlock(self, name: LockName, **options: Any) -> RWLockLogic:
         from lockfast.primitives.rwlock import RWLockLogic
 
+        options["primitive"] = "rwlock"
         return RWLockLogic(self.engine, self._request(name, mode=SHARED, **options), self._request(name, **options))
 
     def all(
@@ -162,7 +169,7 @@ class LocksLogic:
 
         if not names:
             raise ValueError("all() takes at least one name")
-        requests = [self._request(name, on_lost=on_lost, **options) for name in names]
+        requests = [self._request(name, on_lost=on_lost, primitive="all", **options) for name in names]
         asked = [request.terms.name for request in requests]
         twice = sorted({name for name in asked if asked.count(name) > 1})
         if twice:
@@ -173,14 +180,14 @@ class LocksLogic:
         from lockfast.primitives.election import ElectionLogic
 
         self.engine.must_be_able("elections", self.engine.backend.capabilities.observe)
-        return ElectionLogic(self.engine, self._request(name, holder=candidate, **options))
+        return ElectionLogic(self.engine, self._request(name, holder=candidate, primitive="election", **options))
 
     def limiter(self, name: str, rate: float, per: Seconds, burst: int | None) -> LimiterLogic:
         from lockfast.primitives.limiter import LimiterLogic, rate_of
 
         self.engine.must_be_able("limiters", self.engine.backend.capabilities.limiter)
         name = valid(name, "limiter name")
-        turn = self._request(name, ttl=TURN_TTL_S)
+        turn = self._request(name, ttl=TURN_TTL_S, primitive="limiter_turn")
         mine = turn.terms._replace(key=aside(turn.terms.key, "turn"), name=f"{name} (a limiter's turn)")
         turn = turn.but(terms=mine)
         return LimiterLogic(self.engine, name, qualify(self.namespace, name), rate_of(rate, per, burst), turn)

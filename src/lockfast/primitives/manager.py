@@ -218,7 +218,8 @@ class ManagerLogic:
         wait: float | None = None
         if blocking_timeout_seconds is not None:
             wait = length(blocking_timeout_seconds, "blocking_timeout_seconds", zero=True)
-        return self.locks.lock(name, ttl=ttl, wait=wait if blocking else 0.0, renew=renew, metadata=metadata)
+        options: dict[str, Any] = {"ttl": ttl, "wait": wait if blocking else 0.0, "renew": renew}
+        return self.locks.lock(name, metadata=metadata, primitive="manager", **options)
 
     async def with_lock(self, scope: LockLogic, work: Callable[[], Any]) -> Any:
         """Refuses work that would go on after the lock is gone."""
