@@ -25,6 +25,7 @@ from lockfast.primitives.lock import LockLogic
 from lockfast.primitives.locks import TURN_TTL_S
 from lockfast.primitives.multi import MultiLogic
 from lockfast.primitives.names import aside
+from lockfast.testing.event_ledger import EventLedger
 from lockfast.testing.simulated import SimulatedWorld, Task
 from lockfast.testing.simulated_network import Network, RemoteBackend
 from lockfast.testing.simulation_plans import JobPlan
@@ -59,6 +60,8 @@ class Client:
         self.engine = Engine(self.backend, self.world, lease_type=parts.lease, holder=name, patience=2.0)
         self.engine.keeper = parts.keeper(self.engine)
         self.engine.events.listen(self._on_event)
+        self.ledger = EventLedger()
+        self.engine.events.listen(self.ledger)
         self.claims_of: defaultdict[Task, list[str]] = defaultdict(list)  # all claims that a job asked with
 
     def _request(self, plan: JobPlan, name: str, holder: str | None = None) -> Request:

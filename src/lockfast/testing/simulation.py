@@ -246,6 +246,9 @@ class Run:
         yield from uses_without_permit(record.uses, booked)
         yield from self.simulation.broken_tasks
         yield from self._left_over()
+        for client in self.clients:
+            if not client.world.crashed:
+                yield from client.ledger.wrong()
 
     def _misled(self) -> Iterator[str]:
         log = self.network.server.log
