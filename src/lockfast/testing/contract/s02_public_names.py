@@ -380,6 +380,25 @@ class PublicNames(Promise, about="engine"):
         assert reported[0].position == 0
         assert "worker-7" in reported[0].detail
 
+    async def test_a_long_wait_is_reported_while_it_lasts(self, stage: Stage) -> None:
+        holder = await stage.locks(holder="worker-7").lock("shop", ttl=3600).take()
+        locks = stage.locks()
+        received = stage.record(locks)
+        waiter = stage.start(locks.lock("shop").take())
+        await stage.queue("shop", 1)
+
+        def reported() -> list[Event]:
+            stage.clock.advance(1)
+            return [event for event in received if event.kind == "waiting"]
+
+        await stage.until(reported)
+        event = reported()[0]
+        assert event.waited is not None
+        assert event.waited >= 10
+        assert (event.name, event.held_by, event.position) == ("shop", "worker-7", 0)
+        await holder.release()
+        await waiter.result()
+
     async def test_a_listener_that_fails_harms_no_caller(self, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
         locks = stage.locks()
         locks.raw.events.listen(_fail)
