@@ -28,10 +28,12 @@ LAST_LINES = {
     "bounded_pool.py": "never more than there are seats, and none was left empty",
     "by_name.py": "one host at a time had the checkout, and any request could release it",
     "cron_singleton.py": "the report was made once, the one without min_hold twice",
+    "json_log.py": "each record had the fields of its event",
     "leader.py": "the second leader took over from the first, in a later term",
     "payment_with_fence.py": "paid once; the late writes were refused by the fence",
     "read_write.py": "every reader saw the whole list",
     "several_names.py": "20 transfers both ways, and no money was lost",
+    "structlog_log.py": "one stream for both, with the fields of each event",
     "worker_queue.py": "12 jobs, each done once, the dead worker's too",
 }
 
