@@ -1,7 +1,8 @@
 """Memory: what does a lease cost beside a bare lock of the standard library?
 
 The floor is `with lock: pass` on `threading.Lock` and `async with` on `asyncio.Lock`. Neither knows expiry, fences,
-owners or fairness, so this is what all of these cost where there is nothing to send.
+owners or fairness, so this is what all of these cost where there is nothing to send. The same with a listener of its
+events shows what these cost, and that nothing is paid where nobody listens.
 """
 
 from __future__ import annotations
@@ -25,6 +26,13 @@ def run(setting: Setting) -> list[Finding]:
         samples = take_turns(
             {"lockfast": lambda: _enter(lock, cycles), "threading.Lock": lambda: _enter(bare, 10 * cycles)}, rounds
         )
+    with lockfast.connect("memory://bench") as locks, lockfast.connect("memory://bench-observed") as observed:
+        observed.events.listen(lambda _: None)
+        silent, listened = locks.lock("bench"), observed.lock("bench")
+        events = take_turns(
+            {"lockfast": lambda: _enter(silent, cycles), "lockfast, a listener": lambda: _enter(listened, cycles)},
+            rounds,
+        )
     with asyncio.Runner() as runner:
         alocks = lockfast.aio.connect("memory://bench")
         alock, abare = alocks.lock("bench-aio"), asyncio.Lock()
@@ -42,6 +50,7 @@ def run(setting: Setting) -> list[Finding]:
     return [
         Finding("the engine alone: `with lock` on memory", median(engine), "µs", 7, None, quartiles(engine), work=work),
         ratio("memory `with lock` / threading.Lock", samples, "lockfast", "threading.Lock", at_most=60, work=work),
+        ratio("memory `with lock`, a listener / nobody listens", events, "lockfast, a listener", "lockfast"),
         ratio(
             "memory `async with lock` / asyncio.Lock", asamples, "lockfast.aio", "asyncio.Lock", at_most=40, work=awork
         ),

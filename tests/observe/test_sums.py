@@ -41,7 +41,7 @@ ROUNDS = 6  # of each caller in a real world
 
 
 class ClosingRun(Run):
-    """Each client is closed at some moment. What its callers were told meanwhile is not judged here, the events are."""
+    """Each client is closed at some moment. What its callers received meanwhile is not judged here, the events are."""
 
     def close_some(self) -> None:
         for client in self.clients:
@@ -144,6 +144,11 @@ class Store:
     def options(self) -> dict[str, Any]:
         return {"wait": self.random.choice((0, 0.001, 0.02, None)), "ttl": 30, "renew": self.random.random() < 0.8}
 
+    async def turns(self, most: int) -> None:
+        """Let the other tasks run, that many times at most."""
+        for _ in range(self.random.randrange(most)):
+            await asyncio.sleep(0)
+
     def judge(self) -> None:
         for ledger in self.ledgers:
             assert ledger.asked
@@ -212,11 +217,11 @@ def test_events_add_up_in_asyncio_with_cancellations(seed: int) -> None:
             store.disturb()
             with suppress(lockfast.LockError):
                 async with locks.lock(store.random.choice("ab"), **store.options()):
-                    await asyncio.sleep(store.random.choice((0, 0, 0.001)))
+                    await store.turns(3)
 
     async def nemesis(tasks: list[asyncio.Task[None]]) -> None:
         while not all(task.done() for task in tasks):
-            await asyncio.sleep(0.005 * store.random.random())
+            await store.turns(300)
             store.random.choice(tasks).cancel()
 
     async def main() -> None:
@@ -233,7 +238,7 @@ def test_events_add_up_in_asyncio_with_cancellations(seed: int) -> None:
         await asyncio.sleep(0)  # so that a task that was started by the last step of closing has begun
 
     async def _later(locks: lockfast.aio.AsyncLocks) -> None:
-        await asyncio.sleep(0.02 * store.random.random())
+        await store.turns(1000)
         await locks.close()
 
     asyncio.run(main())
