@@ -105,6 +105,9 @@ def test_a_time_out_says_how_many_went_first(locks: Locks, received: Received, c
     assert event.waited == pytest.approx(5)
     holder.release()
     join(first)
+    granted = received[-2]
+    assert (granted.kind, granted.position, granted.held_by) == ("granted", 0, "worker-7")
+    assert granted.waited == pytest.approx(5)
 
 
 def test_waiting_for_oneself_is_a_deadlock(locks: Locks, received: Received) -> None:
