@@ -7,7 +7,7 @@ export PYTHONDONTWRITEBYTECODE =
 JOBS   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 8 ? 8 : n + 3)))  # tests wait for servers too
 
 # The quick loop: folders whose tests take no real time and start no server.
-QUICK := tests/contract tests/engine tests/primitives tests/simulation tests/torture tests/test_bench.py tests/test_distribution.py tests/test_import.py tests/test_matrix.py tests/test_name.py tests/test_pages.py tests/test_secrets.py tests/test_shape.py tests/test_shape_leases.py tests/test_shape_of_names.py tests/test_shape_of_tests.py tests/test_suggest.py tests/test_waiting.py
+QUICK := tests/contract tests/engine tests/observe tests/primitives tests/simulation tests/torture tests/test_bench.py tests/test_distribution.py tests/test_import.py tests/test_matrix.py tests/test_name.py tests/test_pages.py tests/test_secrets.py tests/test_shape.py tests/test_shape_leases.py tests/test_shape_of_names.py tests/test_shape_of_tests.py tests/test_suggest.py tests/test_waiting.py
 
 RUFF    := $(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
 MYPY    := $(BIN)/python -m mypy
