@@ -1,4 +1,4 @@
-"""`python -m bench [--only NAME] [--quick] [--strict]`: ask the questions, show and keep the answers."""
+"""`python -m bench [--only NAME] [--series WORDS] [--quick] [--strict]`: ask the questions and keep the answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from bench import page, plots, results
@@ -35,7 +36,7 @@ def main(
         print(f"… {question}", file=sys.stderr, flush=True)
         started = time.monotonic()
         try:
-            answers[question] = (ask or _ask)(question, chosen.quick)
+            answers[question] = (ask or partial(_ask, series=chosen.series))(question, chosen.quick)
         except Missing as error:
             status = 2
             print(f"bench: {question} is not answered: {error}", file=sys.stderr)
@@ -56,16 +57,25 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--only", action="append", choices=QUESTIONS, help="just this question; may be given again")
     parser.add_argument("--quick", action="store_true", help="fewer rounds and shorter windows: a first impression")
+    parser.add_argument(
+        "--series",
+        action="append",
+        default=[],
+        metavar="WORDS",
+        help="just the series with these words in their names",
+    )
     parser.add_argument("--strict", action="store_true", help="exit 1 if a bound is not met")
     parser.add_argument("--out", type=Path, help=f"folder for results; that of the page is {_shown(results.FOLDER)}")
     chosen = parser.parse_args(arguments)
-    chosen.out = chosen.out or (results.QUICK_FOLDER if chosen.quick else results.FOLDER)
+    in_part = chosen.quick or chosen.series
+    chosen.out = chosen.out or (results.QUICK_FOLDER if in_part else results.FOLDER)
     return chosen
 
 
-def _ask(question: str, quick: bool) -> list[Finding]:
+def _ask(question: str, quick: bool, series: Sequence[str] = ()) -> list[Finding]:
     with tempfile.TemporaryDirectory(prefix="lockfast-bench-") as folder:
-        findings: list[Finding] = importlib.import_module(f"bench.{question}").run(Setting(Path(folder), quick))
+        setting = Setting(Path(folder), quick, tuple(series))
+        findings: list[Finding] = importlib.import_module(f"bench.{question}").run(setting)
         return findings
 
 

@@ -25,10 +25,15 @@ class Setting:
 
     folder: Path
     quick: bool
+    series: tuple[str, ...] = ()  # of a question that has many: only those that have one of these words in their name
 
     def scaled(self, full: int, quick: int) -> int:
         """As many as the setting asks for."""
         return quick if self.quick else full
+
+    def asks_for(self, series: str) -> bool:
+        """Whether the series of that name is wanted."""
+        return not self.series or any(word.lower() in series.lower() for word in self.series)
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,8 @@ def run(setting: Setting) -> list[Finding]:
     found = []
     for key, dimension in DIMENSIONS.items():
         for store in STORES:
+            if not setting.asks_for(f"{dimension.name}, {store.name}"):
+                continue
             points = _series(setting, store, key, dimension)
             found += findings(
                 dimension.name, store.name, points, complete=len(points) == len(_sizes(setting, dimension))

@@ -14,7 +14,7 @@ import pytest
 from bench import page, results
 from bench.__main__ import main
 from bench.competitors import Task
-from bench.harness import Finding, Work, work_of
+from bench.harness import Finding, Setting, Work, work_of
 from bench.peers import Missing
 from bench.plots import works
 from bench.questions import QUESTIONS
@@ -39,6 +39,13 @@ def kept(folder: Path, question: str, *found: Finding, quick: bool = False) -> l
 def ran(*found: Finding, folder: Path, arguments: tuple[str, ...] = ()) -> int:
     words = ["--only", "memory", "--out", str(folder), *arguments]
     return main(words, ask=lambda question, quick: list(found), show=lambda folder: None)
+
+
+def test_a_run_can_be_limited_to_the_series_with_some_words(tmp_path: Path) -> None:
+    some = Setting(tmp_path, quick=True, series=("permits of one semaphore, SQLite", "names"))
+    names = ["permits of one semaphore, SQLite", "permits of one semaphore, Redis", "names, Redis"]
+    assert [some.asks_for(name) for name in names] == [True, False, True]
+    assert all(Setting(tmp_path, quick=True).asks_for(name) for name in names)
 
 
 # Verdicts
