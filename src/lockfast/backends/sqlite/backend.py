@@ -13,7 +13,6 @@ import builtins
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice, takewhile
-from math import inf
 from operator import itemgetter
 from typing import Any, Final
 
@@ -40,6 +39,7 @@ from lockfast._records import MOST_READ, StoredHold, cut_id, is_count, lock_info
 from lockfast._refusals import limit_mismatch
 from lockfast._values import Booked, Rate, Stored, Write, Written
 from lockfast.backends.sqlite import values
+from lockfast.backends.sqlite.hold_index import MAX_UNINDEXED, prolong
 from lockfast.backends.sqlite.io.driver import VERSION, SqliteDriver, SqliteTransaction, Step, T, WakeUp
 from lockfast.backends.sqlite.queue import (
     SOUND_WAITER,
@@ -82,7 +82,7 @@ def _acquire(t: SqliteTransaction, claim: Claim, waits: bool) -> Grant | Busy:
         holder, ends_at, ahead = behind
         return Busy(ahead, poll_after(ahead, ends_at - t.now), cut_id(holder), last_fence=t.counter)
     place, queued = own_place(t, id)
-    resource = SqliteResource(t, terms.key)
+    resource = SqliteResource(t, terms.key, id)
     resource.settle(asking=id)
     mine = resource.find(id)
     if mine is not None and not mine.waiting:  # its reply or its wake-up was lost, or its turn has just come
@@ -99,7 +99,7 @@ def _acquire(t: SqliteTransaction, claim: Claim, waits: bool) -> Grant | Busy:
         return _grant(t, claim, place, resource)
     if waits:
         enqueue(t, claim, place)
-    return _busy(t, ahead, resource.inside, terms.mode)
+    return _busy(t, ahead, resource, terms.mode)
 
 
 def _refuse_other_limits(t: SqliteTransaction, claim: Claim) -> None:
@@ -119,6 +119,7 @@ def _grant_again(t: SqliteTransaction, resource: SqliteResource, mine: ClaimRow,
     longer = f"UPDATE claims SET ends_at = max(ends_at, ?), mode = ? {OF_HOLDER}"
     shares = terms.mode == SHARED and mine.mode == EXCLUSIVE  # a downgrade, which makes room
     t.execute(longer, (t.now + terms.ttl, SHARED if shares else mine.mode, terms.key, mine.place))
+    resource.prolonged(mine, max(mine.ends_at, t.now + terms.ttl))
     if shares:
         resource.inside[resource.inside.index(mine)] = mine._replace(mode=SHARED)
         resource.hand_over()
@@ -135,15 +136,14 @@ def _grant(t: SqliteTransaction, claim: Claim, place: int | None, resource: Sqli
     else:
         grant = grant_waiter(t, terms.key, place, terms.ttl)
     if resource is not None:
-        resource.record_change(grant.fence, terms.holder)
+        resource.began(claim.id, grant, terms.holder, t.now + terms.ttl)
     return grant
 
 
-def _busy(t: SqliteTransaction, ahead: int, inside: list[ClaimRow], mode: Mode) -> Busy:
-    holder = next((cut_id(row.holder) for row in inside if not row.waiting), None)
-    ends = (row.until for row in inside)
-    room_at = max(ends, default=inf) if mode == EXCLUSIVE else min(ends, default=inf)
-    return Busy(ahead, poll_after(ahead, room_at - t.now), holder, last_fence=t.counter)
+def _busy(t: SqliteTransaction, ahead: int, resource: SqliteResource, mode: Mode) -> Busy:
+    holder = resource.any_holder()
+    retry_after = poll_after(ahead, resource.room_at(mode) - t.now)
+    return Busy(ahead, retry_after, None if holder is None else cut_id(holder), last_fence=t.counter)
 
 
 def _renew(t: SqliteTransaction, batch: Sequence[Renewal]) -> list[bool]:
@@ -155,16 +155,27 @@ def _renew(t: SqliteTransaction, batch: Sequence[Renewal]) -> list[bool]:
         " WHERE key = ? AND waiting = 0 AND place = ? AND claim = ? AND ended = 0 AND ends_at > ? AND ends_at <= ?"
         f" AND mode IN ('{EXCLUSIVE}', '{SHARED}') AND typeof(holder) = 'text' AND typeof(acquired_at) = 'real'"
     )
-    return [
+    kept = [
         t.execute(statement, (now + ttl, claim.terms.key, fence, claim.id, now, now + MAX_TTL_S)).rowcount == 1
         for claim, ttl, fence in batch
     ]
+    for (claim, ttl, fence), holds in zip(batch, kept, strict=True):
+        if holds and claim.terms.mode == SHARED:
+            prolong(t, claim.terms.key, claim.id, fence, now + ttl)
+    return kept
 
 
 _RELEASE_ALONE: Final = (
     "DELETE FROM claims WHERE key = ? AND waiting = 0 AND claim = ? AND ended = 0 AND ends_at > ?"
     f" AND ? = (SELECT holder FROM claims WHERE {STORE})"
     " AND NOT EXISTS (SELECT 1 FROM claims WHERE key = ? AND waiting > 0)"
+)
+_FEW: Final = f"SELECT place, claim, ended, ends_at FROM claims WHERE key = ?1 AND waiting = 0 LIMIT {MAX_UNINDEXED}"
+_RELEASE_ONE_OF_FEW: Final = (
+    "DELETE FROM claims WHERE key = ?1 AND waiting = 0"
+    f" AND place = (SELECT place FROM ({_FEW}) WHERE claim = ?2 AND ended = 0 AND ends_at > ?3)"
+    f" AND ?4 = (SELECT holder FROM claims WHERE {STORE})"
+    " AND NOT EXISTS (SELECT 1 FROM claims WHERE key = ?1 AND waiting > 0)"
 )
 _RELEASE_EXCLUSIVE: Final = (
     "DELETE FROM claims AS hold WHERE key = ? AND waiting = 0 AND claim = ? AND ended = 0 AND ends_at > ?"
@@ -175,10 +186,12 @@ _RELEASE_EXCLUSIVE: Final = (
 
 
 def _release_alone(t: SqliteTransaction, claim: Claim, linger: float, successor: str) -> bool | None:
-    """Fast path of hand_over: without waiters and observers the hold just ends, in one statement."""
+    """Fast path of hand_over: without waiters, observers and index the hold just ends, in one statement."""
     if linger:
         return None
     key = claim.terms.key
+    if claim.terms.mode == SHARED:
+        return True if t.execute(_RELEASE_ONE_OF_FEW, (key, claim.id, t.now, t.host.boot)).rowcount else None
     return True if t.execute(_RELEASE_ALONE, (key, claim.id, t.now, t.host.boot, key)).rowcount else None
 
 
@@ -189,11 +202,11 @@ def _release_exclusive(t: SqliteTransaction, claim: Claim) -> bool:
 
 
 def _release(t: SqliteTransaction, claim: Claim, linger: float, successor: str) -> bool:
-    if not linger and _release_exclusive(t, claim):
+    if not linger and claim.terms.mode == EXCLUSIVE and _release_exclusive(t, claim):
         hand_over(t, claim.terms.key, Occupancy(), successor)  # it held alone, so the name is free now
         return True
     check_boot(t)
-    resource = SqliteResource(t, claim.terms.key)
+    resource = SqliteResource(t, claim.terms.key, claim.id)
     mine = resource.hold(claim.id)
     if mine is None:
         resource.must_be_readable(claim.terms.name)
@@ -202,15 +215,17 @@ def _release(t: SqliteTransaction, claim: Claim, linger: float, successor: str) 
     if linger and alive:
         ending = f"UPDATE claims SET ended = 1, ends_at = ? {OF_HOLDER}"
         t.execute(ending, (t.now + linger, resource.key, mine.place))
+        resource.prolonged(mine, t.now + linger)
     else:
         resource.end(mine)
+        resource.expire()  # an expired hold must not stand in the way of the hand-over
         resource.hand_over(successor if alive else "")
     return alive
 
 
 def _abandon(t: SqliteTransaction, key: str, id: str) -> None:
     check_boot(t)
-    resource = SqliteResource(t, key)
+    resource = SqliteResource(t, key, id)
     made_room = resource.expire()
     waited = t.execute("DELETE FROM claims WHERE claim = ? AND waiting = 1", (id,)).rowcount
     if waited:
@@ -228,22 +243,26 @@ def _abandon(t: SqliteTransaction, key: str, id: str) -> None:
 
 def _drop_unreached(t: SqliteTransaction, wake: WakeUp) -> None:
     """Its process is gone; or only its inbox is, if the claim has asked or was renewed since: then that stands."""
-    row = "SELECT 1 FROM claims WHERE key = ? AND claim = ? AND ends_at = ?"
-    if t.execute(row, (wake.key, wake.claim, wake.ends_at)).fetchone():
+    waiter = "SELECT 1 FROM claims WHERE claim = ? AND waiting = 1 AND ends_at = ?"
+    hold = f"SELECT 1 FROM claims {OF_HOLDER} AND claim = ? AND ends_at = ?"
+    facts = (wake.claim, wake.ends_at)
+    if t.execute(waiter, facts).fetchone() or (
+        wake.grant is not None and t.execute(hold, (wake.key, wake.grant.fence, *facts)).fetchone()
+    ):
         _abandon(t, wake.key, wake.claim)
 
 
 def _observe(t: SqliteTransaction, claim: Claim, after: int) -> Observation:
     check_boot(t)
     key = claim.terms.key
-    resource = SqliteResource(t, key)
-    resource.settle()
-    resource.must_be_readable(claim.terms.name)
     alive_until, address = t.now + PRESENCE_S, t.inbox.expect(claim)
     known = t.execute(
         "UPDATE claims SET ends_at = ?, address = ? WHERE key = ? AND waiting = 2 AND claim = ? AND ends_at > ?",
         (alive_until, address, key, claim.id, t.now),
     ).rowcount
+    resource = SqliteResource(t, key, whole=not (known and after))
+    resource.settle()
+    resource.must_be_readable(claim.terms.name)
     changes: tuple[Change, ...] | None = None
     if known and after:
         rows = t.execute("SELECT number, fence, holder FROM changes WHERE key = ? AND number > ?", (key, after))
@@ -254,10 +273,11 @@ def _observe(t: SqliteTransaction, claim: Claim, after: int) -> Observation:
         if not known:
             t.execute("DELETE FROM claims WHERE key = ? AND waiting = 2 AND ends_at <= ?", (key, t.now))
             insert(t, claim, 2, number, 0.0, alive_until, address)
+        if resource.index is not None:
+            resource = SqliteResource(t, key, whole=True)
         held = [row for row in resource.inside if not row.waiting and not row.ended]
         changes = tuple(Change(number, row.place, row.holder) for row in held) or (Change(number, 0, None),)
-    next_end = min((row.ends_at for row in resource.inside if not row.waiting), default=t.now + MAX_POLL_S)
-    return Observation(changes, max(0.0, min(MAX_POLL_S, next_end - t.now)))
+    return Observation(changes, max(0.0, min(MAX_POLL_S, resource.next_end() - t.now)))
 
 
 def _readable(changes: Iterable[Change]) -> tuple[Change, ...] | None:
@@ -321,7 +341,7 @@ def _list_some(t: SqliteTransaction, prefix: str, start: str) -> list[LockInfo]:
 
 def _break(t: SqliteTransaction, key: str) -> LockInfo:
     check_boot(t)
-    resource = SqliteResource(t, key)
+    resource = SqliteResource(t, key, whole=True)
     resource.expire()
     before = _info(t, key)
     resource.clear()

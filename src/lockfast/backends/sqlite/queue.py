@@ -59,6 +59,7 @@ _IS_ANY_UNSERVED: Final = f"SELECT EXISTS (SELECT 1 {_AHEAD} AND reserved_until 
 _BEHIND_ONE_HOLD: Final = (
     f"SELECT holder, ends_at, (SELECT count(*) FROM (SELECT 1 {_IN_QUEUE} LIMIT {MAX_POSITION})) FROM claims AS hold"
     f" WHERE key = :key AND waiting = 0 AND mode = '{EXCLUSIVE}' AND ends_at > :now AND ends_at <= :now + {MAX_TTL_S}"
+    " AND place = (SELECT min(place) FROM claims WHERE key = :key AND waiting = 0)"  # of many it reads the first
     " AND claim != :claim AND typeof(claim) = 'text' AND typeof(holder) = 'text' AND typeof(acquired_at) = 'real'"
     f" AND typeof(place) = 'integer' AND place BETWEEN 0 AND {LARGEST_NUMBER} AND ended IN (0, 1)"
     " AND NOT EXISTS (SELECT 1 FROM claims WHERE key = :key AND waiting = 0 AND place != hold.place)"

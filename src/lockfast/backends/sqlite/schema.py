@@ -24,7 +24,7 @@ SWEEP_EVERY: Final = 1024  # grants between two sweeps for names that are not us
 _FORMAT_1: Final = (
     """CREATE TABLE claims (
         key TEXT NOT NULL,         -- empty for the store's own row, see below
-        waiting INTEGER NOT NULL,  -- 0 holds, 1 waits, 2 observes
+        waiting INTEGER NOT NULL,  -- 0 holds, 1 waits, 2 observes, 3 see hold_index.py
         place INTEGER NOT NULL,    -- a holder's fence; a waiter's number in its queue; unique for an observer
         claim TEXT NOT NULL,
         holder TEXT NOT NULL,
@@ -69,6 +69,18 @@ _FORMAT_2: Final = (
 
 FORMATS: Final = (_FORMAT_1, _FORMAT_2)  # the tables that each added; a file's user_version is the number of its format
 
+# What an earlier lockfast can do without, so it is no format of its own, and is made before the first write.
+_BESIDE: Final = (
+    """CREATE TABLE IF NOT EXISTS shared_holds (  -- of names with many, see hold_index.py
+        key TEXT NOT NULL,
+        claim TEXT NOT NULL,
+        place INTEGER NOT NULL,     -- as in claims
+        ends_at REAL NOT NULL,      -- the hold does not expire before that
+        PRIMARY KEY (key, claim, place)
+    ) WITHOUT ROWID""",
+    "CREATE INDEX IF NOT EXISTS shared_holds_by_end ON shared_holds (key, ends_at)",
+)
+
 # The store's own row has the empty key, which no lock can have. It stands in the same table because then a grant
 # writes one page of the file and not two, which is a fifth of its whole cost. Its fields:
 #   counter      the last fence or number of a change that was given out; only grows
@@ -79,7 +91,8 @@ STORE: Final = "key = '' AND waiting = 0 AND place = 0"
 _COUNT: Final = f"UPDATE claims SET counter = ?, acquired_at = ? WHERE {STORE}"
 _OWN_ROW: Final = f"SELECT holder, counter, claim, acquired_at FROM claims WHERE {STORE}"
 
-HOLDS: Final = "waiting NOT IN (1, 2)"  # an unknown kind counts as a hold: it may have been one
+INDEXED: Final = 3  # the kind of a row that says that the name has an index of its holds; it is none itself
+HOLDS: Final = f"waiting NOT IN (1, 2, {INDEXED})"  # an unknown kind counts as a hold: it may have been one
 
 
 def is_current(t: SqliteTransaction) -> bool:
@@ -108,6 +121,8 @@ def prepare(t: SqliteTransaction) -> None:
     """
     if not is_current(t):
         _make_tables(t, _version(t))
+    for statement in _BESIDE:
+        t.execute(statement)
     t.execute(f"UPDATE claims SET counter = max(counter, ?) WHERE {STORE}", (first_fence(),))
     _hide_machine(t)
 
@@ -145,7 +160,7 @@ def check_boot(t: SqliteTransaction) -> None:
     """
     if not is_void(t):
         return
-    for table in ("claims", "changes", "limiters"):  # cells have no times
+    for table in ("claims", "shared_holds", "changes", "limiters"):  # cells have no times
         t.execute(f"DELETE FROM {table} WHERE key > ''")
     # A power cut may have lost the last commits: count on above all fences that can have been given out, even if the
     # clock is behind since then.
@@ -214,6 +229,12 @@ def count(t: SqliteTransaction, wall: float) -> int:
 
 def _sweep(t: SqliteTransaction) -> None:
     """Delete what has expired without waiters and observers, changes without observers, and unused limiters."""
+    t.execute(
+        "DELETE FROM claims WHERE waiting = ? AND NOT EXISTS"
+        " (SELECT 1 FROM claims AS other WHERE other.key = claims.key AND other.waiting < ? AND other.ends_at > ?)",
+        (INDEXED, INDEXED, t.now),
+    )
+    t.execute("DELETE FROM shared_holds WHERE key NOT IN (SELECT key FROM claims WHERE waiting = ?)", (INDEXED,))
     t.execute(
         "DELETE FROM claims WHERE ends_at <= ? AND NOT EXISTS (SELECT 1 FROM claims AS other WHERE"
         " other.key = claims.key AND other.waiting > 0 AND other.ends_at > ?)",
