@@ -18,6 +18,7 @@ import lockfast.aio
 from lockfast._ids import new_claim_id
 from lockfast._model import Busy, Claim, Grant, Terms
 from lockfast._reentry import drive
+from lockfast.backends.postgres_table import backend as table_backend
 from lockfast.backends.postgres_table.io.channel import NotifyChannel
 from lockfast.backends.postgres_table.schema import script
 from lockfast.backends.wakeups import read_wake_up
@@ -302,6 +303,36 @@ def test_a_claim_that_does_not_believe_its_grant_and_finds_the_name_locked_ends_
             assert drive(backend.acquire(claim, enqueue=True, within=LIMIT_S)).unsettled
         drive(backend.abandon(claim, within=LIMIT_S))
         assert database.ask(HOLDERS) is None
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["only later", "before, too"])
+def test_more_waiters_than_a_process_remembers_leave_no_place_behind(
+    database: Database, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    """They find their name locked when they ask again, so some of them were taken for claims that have no place."""
+    most = 2
+    monkeypatch.setattr(table_backend, "MAX_IN_DOUBT", most)
+    with lockfast.connect(database.url) as locks:
+        backend = cast(Any, locks._logic.engine.backend)
+        claims = [Claim(new_claim_id(), Terms("x", "x", "us", 30.0)) for _ in range(3 * most)]
+
+        def ask(claim: Claim) -> Any:
+            return drive(backend.acquire(claim, enqueue=True, within=LIMIT_S))
+
+        database.ask("SELECT acquire_lock('x', 'sql', 600)")
+        if before:
+            with database.connection.transaction():
+                database.ask("SELECT lockfast_lock_name('', 'x', NULL)::text")
+                assert all(ask(claim).unsettled for claim in claims)
+        assert not any(ask(claim).unsettled for claim in claims)
+        with database.connection.transaction():
+            database.ask("SELECT lockfast_lock_name('', 'x', NULL)::text")
+            assert all(ask(claim).unsettled for claim in claims)
+        assert database.ask(WAITING) == len(claims)
+        for claim in claims:
+            drive(backend.abandon(claim, within=LIMIT_S))
+        assert database.ask(WAITING) == 0
+        assert len(backend._queued) <= most
 
 
 # A schema of version 3

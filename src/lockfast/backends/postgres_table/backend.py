@@ -49,8 +49,9 @@ class PostgresTableBackend:
     def _reset(self) -> None:
         self._contended = BoundedSet[str](MAX_CONTENDED)  # keys that others lately wanted too
         self._in_doubt = BoundedSet[str](MAX_IN_DOUBT)  # claims with an unanswered request, which may still arrive
-        self._queued = BoundedSet[str](MAX_IN_DOUBT)  # claims that wait in a place in the queue, or were granted there
-        self._locked_out: set[str] = set()  # claims that wait, and found their name locked at least once
+        self._queued: set[str] = set()  # claims that wait in a place in the queue, or were granted there
+        self._dropped = ""  # the last claim that was dropped from these: their ids grow with time
+        self._locked_out: set[str] = set()  # claims that wait, found their name locked, and surely have no place
         self._handed: dict[str, Grant] = {}  # claims that were granted by a release of our own, and do not know it yet
         self._abandoned: set[str] = set()  # abandoned claims, with no request since
 
@@ -88,7 +89,7 @@ class PostgresTableBackend:
             return IN_USE
         except BaseException as error:
             if getattr(error, "sent", True):
-                self._in_doubt.add(claim.id)
+                self._doubt(claim.id)
             raise
         finally:
             self._abandoned.discard(claim.id)  # another thread may have abandoned it, perhaps before this arrived
@@ -119,21 +120,33 @@ class PostgresTableBackend:
         except BackendUnavailable:
             if known is None or until - boot_now() > 0.01:
                 raise
-            self._in_doubt.add(claim.id)
+            self._doubt(claim.id)
             return known  # there was no time left to connect, or to be answered, and nothing more to be learned
         if "position" in answer:
             self._contended.add(key)
-            self._queued.add(claim.id)
+            self._has_place(claim.id)
         elif contended:
             self._contended.discard(key)  # as long as it is wanted, some callers have to wait
         return answer
 
     async def _expect_without_place(self, claim: Claim, within: float) -> None:
         """So that it can sleep until its next try: it has no place in the queue yet."""
-        if len(self._locked_out) < MAX_IN_DOUBT:
+        if claim.id not in self._queued and claim.id > self._dropped and len(self._locked_out) < MAX_IN_DOUBT:
             self._locked_out.add(claim.id)
         with suppress(BackendUnavailable):
             await self._driver.expect(claim, within)
+
+    def _doubt(self, id: str) -> None:
+        """It has an unanswered request, which may give it a place in the queue."""
+        self._in_doubt.add(id)
+        self._locked_out.discard(id)
+
+    def _has_place(self, id: str) -> None:
+        """One that is dropped for it counts as a claim that may have a place, so it is abandoned in any case."""
+        self._locked_out.discard(id)
+        if len(self._queued) >= MAX_IN_DOUBT and id not in self._queued:
+            self._dropped = max(self._dropped, self._queued.pop())
+        self._queued.add(id)
 
     def _forget(self, id: str) -> None:
         self._queued.discard(id)
@@ -222,7 +235,7 @@ class PostgresTableBackend:
         if claim.id in self._abandoned:
             return
         try:
-            if claim.id in self._locked_out and claim.id not in self._queued and not unanswered:
+            if claim.id in self._locked_out and not unanswered:
                 return  # it has no place, and to check would have to wait
             params = (*split(claim.terms.key), claim.id, late, requests.patience(within), self._now())
             await self._ask("abandon", *params, within=within)
