@@ -58,9 +58,9 @@ test-all:  ## the tests on every interpreter from 3.11 up that is found
 	@PYTHON=$(PYTHON) JOBS=$(JOBS) ./tests/on_every_python.sh
 
 # In an environment of its own: a client library has one version in each.
-oldest: .venvs/oldest/.test  ## the tests of Redis, Redlock and PostgreSQL with the oldest clients that pyproject.toml allows
+oldest: .venvs/oldest/.test  ## the tests of Redis, Redlock, PostgreSQL, metrics and traces with the oldest clients that pyproject.toml allows
 	@.venvs/oldest/bin/python -m tests.oldest --installed
-	@.venvs/oldest/bin/python -m pytest -n $(JOBS) --dist worksteal -k "redis or redlock or quorum or postgres" $(OLDEST_TESTS)
+	@.venvs/oldest/bin/python -m pytest -n $(JOBS) --dist worksteal -k "redis or redlock or quorum or postgres or prometheus or otel" $(OLDEST_TESTS)
 
 dist: $(VENV)/.dist  ## build wheel and sdist, install each into an empty environment, and use it there
 	rm -rf dist

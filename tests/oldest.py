@@ -12,7 +12,7 @@ import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
-EXTRAS = ("redis", "postgres")  # those that bring a client library
+EXTRAS = ("redis", "postgres", "prometheus", "otel")  # those that bring a client library
 
 
 def oldest() -> list[str]:

@@ -95,6 +95,8 @@ LAYERS: dict[str, set[str]] = {
     "backends.base": _WORDS,
     "backends.optional": _WORDS | {"backends.base"},
     "observe": _WORDS,
+    "observe.prometheus": _WORDS | {"observe"},
+    "observe.otel": _WORDS | {"observe"},
     "engine": _BELOW_ENGINE,  # knows no technology: of the backends only the verbs
     "primitives": _BELOW_ENGINE | {"engine"},
     "backends": set(),
@@ -106,7 +108,7 @@ LAYERS: dict[str, set[str]] = {
     "_suggest": set(),
     "_connect": _BELOW_ENGINE | {"_suggest", "backends.opening"} | set(PACKAGES),
     "_clients": {"backends.opening"},
-    "_facades": _BELOW_FACES,
+    "_facades": _BELOW_FACES | {"observe.prometheus", "observe.otel"},  # imported when they are asked for
     "sync": _BELOW_FACES | {"_facades"},
     "aio": _BELOW_FACES | {"_facades"},
     "fencing": _WORDS | {"primitives"},  # for users' own stores: knows no engine and no client
@@ -124,6 +126,8 @@ LIBRARIES: dict[str, set[str]] = {
     "backends.postgres.io": {"psycopg"},
     "backends.postgres_table.io": {"psycopg"},
     "backends.postgres_advisory.io": {"psycopg", "sqlalchemy"},
+    "observe.prometheus": {"prometheus_client"},
+    "observe.otel": {"opentelemetry"},
     "cli": {"rich"},
     "testing": {"pytest", "hypothesis"},
 }
@@ -645,6 +649,9 @@ PLANTED: list[tuple[Callable[[dict[str, Module]], list[str]], str, str]] = [
     (foreign_imports, "backends.sqlite.planted", "import sqlite3"),
     (foreign_imports, "backends.redis.io.planted", "import psycopg"),
     (foreign_imports, "backends.wakeups.planted", "import redis"),
+    (foreign_imports, "observe.planted", "import prometheus_client"),
+    (foreign_imports, "observe.prometheus", "from opentelemetry import trace"),
+    (upward_imports, "observe.planted", "def later():\n    from lockfast.observe import otel"),
     (foreign_imports, "engine.planted", "def later():\n    import redis"),
     (foreign_imports, "sync", "from rich.table import Table"),
     (cycles, "_model", "from lockfast import _time"),

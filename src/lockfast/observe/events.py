@@ -119,6 +119,10 @@ class Events:
 
         return stop
 
+    def has(self, listener: Listener) -> bool:
+        """Whether it is subscribed."""
+        return listener in self._listeners
+
     def after_fork(self) -> None:
         """The threads are the parent's."""
         self._in_listener = set()
