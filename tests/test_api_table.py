@@ -24,11 +24,18 @@ import lockfast.fencing
 import lockfast.testing
 from lockfast.cli import COMMANDS, main
 from lockfast.cli.options import Parser
+from lockfast.observe import otel, prometheus
 
 PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 SOURCE = Path(lockfast.__file__).parent
 
-INTERNAL = {"Events.after_fork", "Events.emit", "Events.noted", "Events.wanted"}  # what only lockfast itself calls
+INTERNAL = {
+    "Events.after_fork",
+    "Events.emit",
+    "Events.has",
+    "Events.noted",
+    "Events.wanted",
+}  # called by lockfast only
 CONSTRUCTED = (lockfast.DistributedLock, lockfast.Backoff)  # classes whose constructor is for users
 
 Row = tuple[str, str, str]
@@ -93,7 +100,7 @@ def members_of(module: ModuleType) -> dict[str, Any]:
 def arguments() -> Iterator[inspect.Parameter]:
     """Of everything that a user calls."""
     called = [kind.__new__ if "__new__" in vars(kind) else kind.__init__ for kind in CONSTRUCTED]
-    for module in (lockfast, lockfast.fencing):
+    for module in (lockfast, lockfast.fencing, otel, prometheus):
         functions = {name: value for name, value in exported(module).items() if inspect.isfunction(value)}
         called += [*functions.values(), *filter(inspect.isfunction, members_of(module).values())]
     for function in called:
@@ -137,6 +144,11 @@ def test_the_page_names_every_member_of_every_class() -> None:
     assert sorted(names(TABLES["Members"])) == sorted(there)
     fencing = [name for name in names(TABLES["lockfast.fencing"]) if "." in name]
     assert sorted(fencing) == sorted(members_of(lockfast.fencing))
+
+
+def test_the_page_names_what_turns_on_metrics_and_traces() -> None:
+    there = [f"{module.__name__.split('.')[-1]}.{name}" for module in (prometheus, otel) for name in exported(module)]
+    assert names(TABLES["lockfast.observe"]) == there
 
 
 def test_the_page_names_every_argument_once() -> None:

@@ -50,7 +50,7 @@ SHOWN_IN = {
     "DistributedLock": "by_name.py",
 }
 SHOWN_ON_A_PAGE = {"in_transaction": "backends/postgres_advisory.md"}  # needs a server; tests/test_readme.py runs it
-NOT_PRIMITIVES = {"holder", "events", "inspect", "list", "break_lock", "doctor", "close"}
+NOT_PRIMITIVES = {"holder", "events", "stats", "inspect", "list", "break_lock", "doctor", "close"}
 
 
 def run(file: Path, folder: Path, *, seconds: float = LIMIT_S) -> tuple[int, str]:

@@ -29,11 +29,12 @@ from lockfast.errors import (
 from lockfast.sync import Lease, Lock, Locks, connect
 
 if TYPE_CHECKING:
-    from lockfast import aio, fencing
+    from lockfast import aio, fencing, observe
     from lockfast._facades.manager import DistributedLock, get_distributed_lock
     from lockfast._facades.primitives import Cell, Election, Limiter, MultiLease, MultiLock, RWLock
     from lockfast.engine.order import LockOrderWarning
     from lockfast.observe.events import Event, Events
+    from lockfast.observe.stats import Measured, Stats
     from lockfast.primitives.cell import Versioned
     from lockfast.primitives.election import Leadership
     from lockfast.primitives.manager import LockOptions, LockResult
@@ -65,12 +66,14 @@ __all__ = [
     "LockOrderWarning",
     "LockResult",
     "Locks",
+    "Measured",
     "MultiLease",
     "MultiLock",
     "NotHeld",
     "RWLock",
     "SelfDeadlock",
     "StaleFence",
+    "Stats",
     "Unsupported",
     "Versioned",
     "__version__",
@@ -78,16 +81,19 @@ __all__ = [
     "connect",
     "fencing",
     "get_distributed_lock",
+    "observe",
 ]
 
 # What takes time to import and few programs need is imported when it is first used. "" is a module of that name.
 _LATER = {
     "aio": "",
     "fencing": "",
+    "observe": "",
     "LockOrderWarning": "lockfast.engine.order",
     "Versioned": "lockfast.primitives.cell",
     "Leadership": "lockfast.primitives.election",
     **dict.fromkeys(("Event", "Events"), "lockfast.observe.events"),
+    **dict.fromkeys(("Measured", "Stats"), "lockfast.observe.stats"),
     **dict.fromkeys(("LockOptions", "LockResult"), "lockfast.primitives.manager"),
     **dict.fromkeys(("DistributedLock", "get_distributed_lock"), "lockfast._facades.manager"),
     **dict.fromkeys(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from lockfast._facades import coroutine_functions
 from lockfast._facades.lock import AsyncLease, AsyncLock
+from lockfast._facades.observing import Observers, installers, observed
 from lockfast._facades.opening import LocksOptions, open_async_locks
 from lockfast._model import Diagnosis, LockInfo
 from lockfast._time import Seconds
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         LockedOptions,
         SingletonOptions,
     )
+    from lockfast.observe.stats import Stats
 
 D = TypeVar("D")
 
@@ -311,6 +313,14 @@ class AsyncLocks:
         """
         return await self._logic.break_lock(name)
 
+    def stats(self) -> Stats:
+        """What this process did with these locks, as numbers: the metrics of docs/metrics.md without an exporter.
+
+        `pending` and `leases` are always right. The rest is counted from the first call on, or from the beginning with
+        `connect(observe=["stats"])`: without that call nothing is counted, and nothing is paid. Asks no backend.
+        """
+        return self._logic.stats()
+
     async def doctor(self) -> Diagnosis:
         """How the servers are that these locks rest on: which answer, how fast, and what is wrong with the others.
 
@@ -352,8 +362,10 @@ def connect(
     rejoin: Seconds | None = None,
     debug: bool | None = None,
     clock: Clock | None = None,
+    observe: Observers = (),
 ) -> AsyncLocks:
     """As `lockfast.connect`, for asyncio. Used in one event loop; it need not run yet."""
+    installs = installers(observe)
     at_backend = ConnectOptions(replicas, schema, advisory, rejoin)
     options = LocksOptions(holder, namespace, patience, retry, debug, clock)
-    return AsyncLocks(open_async_locks(url_or_client, at_backend, options))
+    return observed(AsyncLocks(open_async_locks(url_or_client, at_backend, options)), installs)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from lockfast._facades.lock import Lease, Lock
+from lockfast._facades.observing import Observers, installers, observed
 from lockfast._facades.opening import LocksOptions, open_locks
 from lockfast._model import Diagnosis, LockInfo
 from lockfast._reentry import drive, nothing
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         SingletonWithLease,
         SingletonWithLeaseOr,
     )
+    from lockfast.observe.stats import Stats
 
 __all__ = ["Lease", "Lock", "Locks", "connect"]
 
@@ -261,6 +263,14 @@ class Locks:
         """
         return drive(self._logic.break_lock(name))
 
+    def stats(self) -> Stats:
+        """What this process did with these locks, as numbers: the metrics of docs/metrics.md without an exporter.
+
+        `pending` and `leases` are always right. The rest is counted from the first call on, or from the beginning with
+        `connect(observe=["stats"])`: without that call nothing is counted, and nothing is paid. Asks no backend.
+        """
+        return self._logic.stats()
+
     def doctor(self) -> Diagnosis:
         """How the servers are that these locks rest on: which answer, how fast, and what is wrong with the others.
 
@@ -302,6 +312,7 @@ def connect(
     rejoin: Seconds | None = None,
     debug: bool | None = None,
     clock: Clock | None = None,
+    observe: Observers = (),
 ) -> Locks:
     """Locks on the backend of that URL or client; without one on `$LOCKFAST_URL`, else on SQLite in the state folder.
 
@@ -316,8 +327,10 @@ def connect(
     `redlock://…?rejoin=` says it.
     `debug` (or `LOCKFAST_DEBUG=1`) warns of locks that are taken in two orders. `clock` is for tests
     (`lockfast.testing.FakeClock`).
-    Raises ValueError for a URL or a name that makes no sense.
+    `observe` is what to turn on: "prometheus", "otel", "stats", or functions that are called with the `Locks`.
+    Raises ValueError for a URL or a name that makes no sense, and ImportError for what is not installed.
     """
+    installs = installers(observe)
     at_backend = ConnectOptions(replicas, schema, advisory, rejoin)
     options = LocksOptions(holder, namespace, patience, retry, debug, clock)
-    return Locks(open_locks(url_or_client, at_backend, options))
+    return observed(Locks(open_locks(url_or_client, at_backend, options)), installs)

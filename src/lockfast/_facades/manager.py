@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from lockfast._facades.lock import AsyncLock, Lock
+from lockfast._facades.observing import Observers, installers, observed
 from lockfast._facades.opening import LocksOptions, open_async_locks, open_locks
 from lockfast._reentry import Mutex, critical_section, drive, nothing
 from lockfast._time import Seconds
@@ -14,6 +15,7 @@ from lockfast._worlds import Clock
 from lockfast.backends.opening import ConnectOptions
 from lockfast.engine.backoff import Backoff
 from lockfast.engine.core import DEFAULT_RETRY, PATIENCE_S
+from lockfast.observe.events import Events
 from lockfast.primitives.manager import LockResult, ManagerLogic, the_same
 from lockfast.primitives.names import DEFAULT_NAMESPACE, LockName
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from lockfast._clients import UrlOrClient
+    from lockfast.observe.stats import Stats
 
 T = TypeVar("T")
 Work = Callable[[], T]
@@ -49,15 +52,27 @@ class DistributedLock:
         rejoin: Seconds | None = None,
         debug: bool | None = None,
         clock: Clock | None = None,
+        observe: Observers = (),
     ) -> None:
+        installs = installers(observe)
         at_backend = ConnectOptions(replicas, schema, advisory, rejoin)
         options = LocksOptions(holder_id, namespace, patience, retry, debug, clock)
         self._logic = ManagerLogic(open_locks(url_or_client, at_backend, options))
+        observed(self, installs)
 
     @property
     def holder_id(self) -> str:
         """What others see when they ask who holds a lock: of this instance only, unless it was given."""
         return self._logic.holder_id
+
+    @property
+    def events(self) -> Events:
+        """The stream of what happens to the leases of this instance."""
+        return self._logic.locks.engine.events
+
+    def stats(self) -> Stats:
+        """As `Locks.stats`: what this process did with these locks, as numbers."""
+        return self._logic.locks.stats()
 
     def acquire(
         self,
@@ -167,15 +182,27 @@ class AsyncDistributedLock:
         rejoin: Seconds | None = None,
         debug: bool | None = None,
         clock: Clock | None = None,
+        observe: Observers = (),
     ) -> None:
+        installs = installers(observe)
         at_backend = ConnectOptions(replicas, schema, advisory, rejoin)
         options = LocksOptions(holder_id, namespace, patience, retry, debug, clock)
         self._logic = ManagerLogic(open_async_locks(url_or_client, at_backend, options))
+        observed(self, installs)
 
     @property
     def holder_id(self) -> str:
         """What others see when they ask who holds a lock: of this instance only, unless it was given."""
         return self._logic.holder_id
+
+    @property
+    def events(self) -> Events:
+        """The stream of what happens to the leases of this instance."""
+        return self._logic.locks.engine.events
+
+    def stats(self) -> Stats:
+        """As `Locks.stats`: what this process did with these locks, as numbers."""
+        return self._logic.locks.stats()
 
     async def acquire(
         self,

@@ -80,6 +80,7 @@ class Engine:
         self.holder = default_holder() if self._given_holder is None else self._given_holder
         self.entered: dict[tuple[object, str], Lease] = {}  # by owner and key: leases that may be entered again
         self.waiting: dict[str, Claim] = {}  # by id: claims that were asked for, and of which no lease has come yet
+        self.observing: set[str] = set()  # ids of those of them that observe an election, and do not want a lease
         self.reports: dict[str, AskReport] = {}  # by id: claims of which no end was reported yet
         self.broken = BoundedSet[str](MAX_BROKEN)  # claims, of any holder, that were broken through this engine
         self.keeper = Keeper(self)  # of the leases that are held

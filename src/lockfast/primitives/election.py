@@ -179,6 +179,7 @@ class LeadershipObserver:
         engine = self._engine
         if self._process != os.getpid():  # in the child of a fork: what was ours is the parent's
             self._begin(Claim(new_claim_id(), self._claim.terms))
+        engine.observing.add(self._claim.id)
         engine.waiting[self._claim.id] = self._claim  # so that a `Locks` that closes ends it
         while not engine.closed:
             while self._pending:
@@ -212,6 +213,7 @@ class LeadershipObserver:
         if not self._engine.closed and self._process == os.getpid():
             await self._engine.abandon(self._claim)
         self._engine.waiting.pop(self._claim.id, None)
+        self._engine.observing.discard(self._claim.id)
 
     def left_behind(self) -> None:
         """The loop over it is over. If it is not closed, an interrupt fell into `close`: have it closed soon."""

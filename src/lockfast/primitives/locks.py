@@ -35,6 +35,7 @@ from lockfast.primitives.names import (
 )
 
 if TYPE_CHECKING:
+    from lockfast.observe.stats import Counting, Stats
     from lockfast.primitives.cell import CellLogic
     from lockfast.primitives.election import ElectionLogic
     from lockfast.primitives.limiter import LimiterLogic
@@ -55,6 +56,7 @@ class LocksLogic:
         # `with locks.lock(name):` makes a lock object for each use. By type too: True is no ttl, but equals 1.
         self._known_request = lru_cache(MAX_KNOWN_REQUESTS, typed=True)(self._plain_request)
         self._known_options = lru_cache(MAX_KNOWN_OPTIONS, typed=True)(self._request_of_any_name)
+        self._counting: Counting | None = None  # once `stats` was called
         self._unusable_names = BoundedSet[str](MAX_UNUSABLE_NAMES)  # listed as damaged: break_lock takes them
 
     def _request(
@@ -239,6 +241,17 @@ class LocksLogic:
     async def doctor(self) -> Diagnosis:
         self.engine.must_be_open()
         return Diagnosis(tuple(await check_up(self.engine.backend)))
+
+    def stats(self) -> Stats:
+        from lockfast.observe.stats import Counting
+
+        engine = self.engine
+        with engine.mutex:
+            counting = self._counting = self._counting or Counting(engine.now)
+            if not engine.events.has(counting):
+                engine.events.listen(counting)
+        waiting = [id for id in list(engine.waiting) if id not in engine.keeper.leases and id not in engine.observing]
+        return counting.stats(len(waiting), sum(lease.held for lease in list(engine.keeper.leases.values())))
 
     async def close(self) -> None:
         await self.engine.close()
