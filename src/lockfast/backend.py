@@ -28,8 +28,11 @@ not have.
 **What some can do besides.** A backend has the methods of `ReportsLosses` (with its `LossListener`) if it notices by
 itself that a hold ended, of `HasOneServer` or `HasSeveralServers` if `lockfast doctor` can learn more of its servers,
 of `HasUrl` if a URL leads to its store, of `InspectsHolders` if it can name the holders of a lock without reading its
-waiters, of `LocksInTransactions` if it locks inside a transaction of the caller, and of `TakesIntegers` if its locks
-have numbers of their own.
+waiters, of `LocksInTransactions` if it locks inside a transaction of the caller, of `TakesIntegers` if its locks
+have numbers of their own, and of `RenewsFromOutside` if only its own connections can renew what they hold.
+
+**While an event loop is blocked**, what is held in it is renewed by a backend that the same `BackendFactory` makes for
+threads. That needs nothing of the backend if `expires` is among its capabilities and both have one `store_id`.
 
 **Where it runs.** `World` is what the backend waits and starts work with, in threads or in asyncio; `Signal` wakes one
 waiter. `Clock` is a clock that a test moves: a store follows the one that it is given, and `boot_now` if that is None.
@@ -98,6 +101,7 @@ from lockfast.backends.optional import (
     InspectsHolders,
     LocksInTransactions,
     LossListener,
+    RenewsFromOutside,
     ReportsLosses,
     TakesIntegers,
     WithoutChanges,
@@ -144,6 +148,7 @@ __all__ = [
     "Offer",
     "Rate",
     "Renewal",
+    "RenewsFromOutside",
     "ReportsLosses",
     "Signal",
     "Stored",

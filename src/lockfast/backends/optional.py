@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, runtime_checkable
 
-from lockfast._model import Claim, Health, LockInfo, Observation
+from lockfast._model import Claim, Health, LockInfo, Observation, Renewal
 from lockfast._time import boot_now
 from lockfast._values import Booked, Rate, Stored, Write, Written
 from lockfast.backends.base import Backend
@@ -23,6 +23,21 @@ class ReportsLosses(Protocol):
     """A backend that notices by itself when a hold has ended, as with its session."""
 
     on_loss: LossListener | None  # set by the engine; called from any thread, also before the grant has arrived
+
+
+@runtime_checkable
+class RenewsFromOutside(Protocol):
+    """A backend for an event loop whose holds only it can renew, because they belong to its own connections.
+
+    Any other backend needs nothing: while its loop is blocked, what its `BackendFactory` makes for threads renews them.
+    """
+
+    async def renew_from_outside(self, batch: Sequence[Renewal], *, within: float) -> Sequence[bool | None]:
+        """As `renew`, in a thread that is not the loop's, while the loop is blocked. Never suspends.
+
+        The loop may go on at any moment, and the backend be used there meanwhile.
+        """
+        ...
 
 
 @runtime_checkable

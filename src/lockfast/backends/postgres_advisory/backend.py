@@ -70,6 +70,12 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool | None]:
         return await renew(self._sessions, self._holds, batch, within)
 
+    async def renew_from_outside(self, batch: Sequence[Renewal], *, within: float) -> Sequence[bool | None]:
+        """On the very sessions that hold, since nothing else proves that the server still hears them."""
+        from lockfast.backends.postgres_advisory.io.from_outside import SessionsFromOutside  # here: needs asyncio
+
+        return await renew(SessionsFromOutside(), self._holds, batch, within)
+
     async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         hold = self._holds.by_id.get(claim.id)
         if hold is None:

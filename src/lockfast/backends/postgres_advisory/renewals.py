@@ -6,17 +6,24 @@ Leaves to the driver: to send everything before it reads the first answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from lockfast._model import Renewal
 from lockfast.backends.postgres.io.refusals import unavailable
 from lockfast.backends.postgres_advisory.holds import AdvisoryHold, Holds
-from lockfast.backends.postgres_advisory.io.driver import Sessions
 from lockfast.backends.postgres_advisory.io.session import AdvisorySession, PendingStatement, keeping, kept_for
 from lockfast.errors import BackendUnavailable
 
 
-async def renew(sessions: Sessions, holds: Holds, batch: Sequence[Renewal], within: float) -> list[bool | None]:
+class PingsSessions(Protocol):
+    """The sessions, as the loop or a thread uses them."""
+
+    async def execute_each(self, statements: Mapping[AdvisorySession, PendingStatement], within: float) -> None: ...
+    def lives(self, session: AdvisorySession) -> bool: ...
+
+
+async def renew(sessions: PingsSessions, holds: Holds, batch: Sequence[Renewal], within: float) -> list[bool | None]:
     """For each: whether it is held, None if that is not known. Raises BackendUnavailable if nothing is known of any."""
     found = [_held(holds, renewal) for renewal in batch]
     longest: dict[AdvisorySession, float] = {}
@@ -48,7 +55,9 @@ def _renewal(session: AdvisorySession, ttl: float) -> PendingStatement:
     return statement
 
 
-def _outcome(sessions: Sessions, session: AdvisorySession, statement: PendingStatement) -> bool | BackendUnavailable:
+def _outcome(
+    sessions: PingsSessions, session: AdvisorySession, statement: PendingStatement
+) -> bool | BackendUnavailable:
     if not sessions.lives(session):
         return False
     if statement.finished and statement.error is None:

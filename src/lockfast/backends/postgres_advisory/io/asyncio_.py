@@ -2,12 +2,14 @@
 
 Decides: how tasks share a session: their statements queue, and each is sent as soon as the one before it is answered.
 The loop watches every session, so the end of one is noticed when it happens.
-Leaves to `session`: what is sent on a session.
+Leaves to `session`: what is sent on a session. Leaves to `from_outside`: which of its steps another thread takes while
+the loop is blocked.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import weakref
 from collections import deque
 from collections.abc import Mapping
@@ -15,7 +17,7 @@ from collections.abc import Mapping
 from lockfast._refusals import closed_driver, other_event_loop
 from lockfast._time import boot_now
 from lockfast._worlds import Signal
-from lockfast._worlds.asyncio_ import end_tasks, in_executor
+from lockfast._worlds.asyncio_ import call_in, end_tasks, in_executor
 from lockfast.backends.connecting.single_flight import SingleFlight
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.refusals import no_connection, unavailable
@@ -40,18 +42,24 @@ class AsyncioAdvisorySession(AdvisorySession):
         self._on_end = on_end
         self._unsent: deque[PendingStatement] = deque()
         self._urgent: deque[PendingStatement] = deque()
-        loop.add_reader(self.socket, self._readable)
+        self._mutex = (
+            threading.RLock()
+        )  # for single steps: of the loop, and of a thread that renews while it is blocked
+        self._from_outside: PendingStatement | None = None  # what that thread sends, while it takes a step
+        self.failed = False  # in such a step; the loop ends it
+        loop.add_reader(self.socket, self.go_on)
 
     def submit(self, statement: PendingStatement) -> None:
         """Send it when its turn comes; never on a session whose end has arrived here."""
-        if self.in_flight is not None or self._unsent or self._urgent:
-            (self._urgent if statement.urgent else self._unsent).append(statement)
-            return
-        self.read_ready()  # the loop may not have had its turn since the server ended the session
-        if self.alive:
-            self.send(statement)
-        else:
-            statement.finish(self._unsent_error())
+        with self._mutex:
+            if self.in_flight is not None or self._unsent or self._urgent:
+                (self._urgent if statement.urgent else self._unsent).append(statement)
+                return
+            self.read_ready()  # the loop may not have had its turn since the server ended the session
+            if self.alive:
+                self.send(statement)
+            else:
+                statement.finish(self._unsent_error())
 
     def withdraw(self, statement: PendingStatement) -> None:
         """No caller waits for it any more; if it was not sent, it never is."""
@@ -59,18 +67,54 @@ class AsyncioAdvisorySession(AdvisorySession):
         if statement in unsent:
             unsent.remove(statement)
 
-    def _readable(self) -> None:
-        if self.read_ready():
-            self._send_next()
+    def read_ready(self) -> bool:
+        with self._mutex:
+            return super().read_ready()
+
+    def go_on(self) -> None:
+        """Something has arrived, or was read by another thread."""
+        with self._mutex:
+            if self.alive and self.read_ready():
+                self._send_next()
 
     def read_end(self) -> None:
-        super().read_end()
-        self._send_next()
+        with self._mutex:
+            super().read_end()
+            self._send_next()
 
     def _send_next(self) -> None:
         unsent = self._urgent or self._unsent
         if unsent and self.alive and self.in_flight is None:
             self.send(unsent.popleft())
+
+    def end(self, error: BaseException) -> None:
+        with self._mutex:
+            if self._from_outside is None:
+                super().end(error)
+            elif not self.failed:
+                self.failed = True
+                call_in(self.loop, self.end, error)
+
+    def _deliver(self, answered: PendingStatement) -> None:
+        if self._from_outside in (None, answered):
+            super()._deliver(answered)
+        else:
+            call_in(self.loop, super()._deliver, answered)
+
+    def step_from_outside(self, statement: PendingStatement) -> bool:
+        """Read what has arrived, and send the statement if no other is in flight. True if there is no more to do.
+
+        Called in a thread that is not the loop's. What it reads for callers in the loop is delivered there.
+        """
+        with self._mutex:
+            self._from_outside = statement
+            try:
+                ready = statement.finished or not self.alive or self.failed or self.read_ready()
+                if ready and not (statement.finished or statement.sent_at or self.failed) and self.alive:
+                    self.send(statement)
+                return statement.finished or not self.alive or self.failed
+            finally:
+                self._from_outside = None
 
     def _disconnect(self) -> None:
         if not self.loop.is_closed():
