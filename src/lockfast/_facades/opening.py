@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import NamedTuple
 
 from lockfast._connect import factory_of
@@ -44,10 +43,16 @@ def open_locks(url_or_client: object, at_backend: ConnectOptions, options: Locks
 def open_async_locks(url_or_client: object, at_backend: ConnectOptions, options: LocksOptions) -> LocksLogic:
     """See `lockfast.aio.connect`. Raises ValueError for what makes no sense; nothing is connected yet."""
     from lockfast._worlds.asyncio_ import AsyncioWorld  # here: a blocking program does not need asyncio
+    from lockfast.engine.standby import STANDBY
 
-    world = AsyncioWorld(valid_clock(options.clock))
+    clock = valid_clock(options.clock)
+    world = AsyncioWorld(clock)
     make = factory_of(url_or_client, at_backend)
-    return _open(world, make, AsyncLease, partial(_release_without_loop, make, options.clock), options)
+    locks = _open(world, make, AsyncLease, _release_without_loop, options)
+    locks.engine.open_twin = lambda: make(ThreadWorld(clock), clock)
+    if world.real_time:
+        locks.engine.stand_by(STANDBY)
+    return locks
 
 
 def _open(
@@ -77,11 +82,15 @@ def _close(engine: Engine) -> None:
     drive(engine.close(within=1.0))
 
 
-def _release_without_loop(make: BackendFactory, clock: Clock | None, engine: Engine) -> None:
+def _release_without_loop(engine: Engine) -> None:
     """At exit no loop runs any more, so a blocking backend for the same store releases what is left."""
+    assert engine.open_twin is not None
     engine.closed = True  # a loop in another thread asks for no more leases
-    twin = make(ThreadWorld(clock), clock)
+    if engine.loop_watch is not None:
+        engine.loop_watch.close()
+    twin = engine.open_twin()
     for held in list(engine.keeper.leases.values()):
+        held._move("release")  # a renewal that is under way has nothing to report
         with suppress(LockError):  # best effort: the ttl ends what cannot be released
             drive(twin.release(held._claim, linger=time_to_linger(engine, held), within=1.0))
     for claim in [*engine.waiting.values(), *engine.unfinished.claims]:

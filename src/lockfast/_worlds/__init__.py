@@ -13,10 +13,13 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextvars import Context
 from types import FrameType
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from lockfast._reentry import drive as drive
 from lockfast._text import shown
+
+if TYPE_CHECKING:
+    from traceback import StackSummary
 
 T = TypeVar("T")
 
@@ -124,6 +127,19 @@ class ChangesLoops(Protocol):
     """A world that goes on in another event loop when its own was closed."""
 
     on_new_loop: Callable[[], None]  # set by the engine; called in the new loop
+
+
+@runtime_checkable
+class RunsInLoop(Protocol):
+    """A world of which everything runs in one thread, which code of the user's can block."""
+
+    def is_over(self) -> bool:
+        """Nothing in it ever goes on: its loop is closed, or the thread of that is gone."""
+        ...
+
+    def stack_of_loop(self, limit: int) -> StackSummary:
+        """The calls that its thread is in the middle of, the innermost last; empty while the loop does not run."""
+        ...
 
 
 def frames() -> Iterator[FrameType]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from contextvars import Context
+from threading import get_ident
+from traceback import StackSummary, walk_stack
 from types import FrameType
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -178,6 +181,7 @@ class AsyncioWorld:
         self.chance = random.random
         self._loop: asyncio.AbstractEventLoop | None = None  # the first one that it is used in, until that is closed
         self.on_new_loop: Callable[[], None] = nothing  # called in the next one
+        self._thread = 0  # in which it was used first there
         self._tasks: set[asyncio.Task[Any]] = set()  # asyncio itself only keeps weak references
 
     @property
@@ -186,11 +190,11 @@ class AsyncioWorld:
         running = asyncio.get_running_loop()
         home = self._loop
         if home is None:
-            self._loop = running
+            self._loop, self._thread = running, get_ident()
         elif home is not running:
             if not home.is_closed():
                 raise other_event_loop()
-            self._loop = running
+            self._loop, self._thread = running, get_ident()
             left, self._tasks = self._tasks, set()
             for task in left:  # none of them goes on; what they do at their end they do now, and not whenever collected
                 with suppress(RuntimeError):  # code of the user's did not want to end
@@ -262,6 +266,18 @@ class AsyncioWorld:
                 task.exception()  # seen: the cancellation is what the caller gets
             raise cancelled
         return task.result()
+
+    def is_over(self) -> bool:
+        loop = self._loop
+        return loop is None or loop.is_closed() or (not loop.is_running() and self._thread not in sys._current_frames())
+
+    def stack_of_loop(self, limit: int) -> StackSummary:
+        frame = sys._current_frames().get(self._thread)
+        if self._loop is None or not self._loop.is_running() or frame is None:
+            return StackSummary()
+        stack = StackSummary.extract(walk_stack(frame), limit=limit, lookup_lines=False)  # no file is read yet
+        stack.reverse()
+        return stack
 
     def after_fork(self) -> None:
         self._loop = None

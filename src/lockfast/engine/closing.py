@@ -53,6 +53,8 @@ async def close(engine: Engine, within: float | None = None) -> None:
     await engine.on_lost.all_called(REPORT_WITHIN_S)
     await engine.background.all_emitted(REPORT_WITHIN_S)
     engine.keeper.loop.close()  # again: it has watched for silence until now
+    if engine.loop_watch is not None:
+        engine.loop_watch.close()
     await engine.backend.close()
 
 

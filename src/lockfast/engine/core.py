@@ -31,6 +31,7 @@ from lockfast.observe.events import Events
 
 if TYPE_CHECKING:
     from lockfast.engine.order import LockOrder
+    from lockfast.engine.standby import Standby
 
 BRIEFLY_S: Final = 0.03  # over `wait`, to clean up in; what a silent backend leaves is done in the background
 PATIENCE_S: Final = 10.0  # to keep asking a backend that does not answer, where no `wait` says otherwise
@@ -64,6 +65,8 @@ class Engine:
         self.order = order  # in debug mode: who asked for what while holding what
         self.briefly = BRIEFLY_S
         self.closed = False
+        self.standby: Standby | None = None  # renews what is held while its event loop is blocked
+        self.open_twin: Callable[[], Backend] | None = None  # of the same store, for a thread
         self.on_renewed: Callable[[], object] = nothing  # of our own: called by the keeper, and never waits
         self.finish: Callable[[Engine], None] | None = None  # see `process`
         self.make_parts()
@@ -84,10 +87,16 @@ class Engine:
         self.reports: dict[str, AskReport] = {}  # by id: claims of which no end was reported yet
         self.broken = BoundedSet[str](MAX_BROKEN)  # claims, of any holder, that were broken through this engine
         self.keeper = Keeper(self)  # of the leases that are held
+        self.loop_watch = None if self.standby is None else self.standby.watch(self)
         self.unfinished = Unfinished(self)  # claims that are still to be abandoned, in the background
         self.outage = Outage(self)
         self.on_lost = OnLost(self)
         self.background = BackgroundEvents(self)
+
+    def stand_by(self, standby: Standby) -> None:
+        """From now on that thread renews what is held while the event loop is blocked. Nothing is held yet."""
+        self.standby = standby
+        self.loop_watch = standby.watch(self)
 
     def __reduce_ex__(self, _: object) -> NoReturn:
         """All that belongs to a `Locks` has it, and so cannot be pickled either."""
@@ -151,3 +160,5 @@ class Engine:
         self.arrive()
         await closing.close(self, within)
         living.ends(self)
+        if self.standby is not None:
+            self.standby.unwatch(self)

@@ -24,6 +24,7 @@ class KeeperLoop:
         self._engine = engine
         self._keeper = keeper
         self.wake_at = NEVER  # until when it sleeps at most; set before it looks for fresh leases again
+        self.rounds = 0  # how often it has gone to sleep
         self.signal: Signal | None = None  # there is one while the loop runs, or is about to
         self.running: Signal | None = None  # the same, once the loop has begun
         self.closed = False
@@ -33,6 +34,19 @@ class KeeperLoop:
         if at < self.wake_at or self.signal is None:
             self.wake_at = at  # so that many short holds, each gone when the loop is awake, wake it once
             self.wake()
+            standby = self._engine.standby
+            if standby is not None and at < standby.wake_at:
+                standby.wake_by(at)
+
+    def overdue(self, rounds: int) -> bool:
+        """The standby has found that it sleeps too long: from now on each lease is due earlier than it promised.
+
+        False if it was awake since it went to sleep for that many times.
+        """
+        with self._engine.mutex:
+            if self.rounds == rounds:
+                self.wake_at = NEVER
+            return self.rounds == rounds
 
     def poke(self) -> None:
         """Something was put off: start it, if the loop runs. Takes no mutex."""
@@ -56,7 +70,7 @@ class KeeperLoop:
         with self._engine.mutex:
             keeper.fresh.update(keeper.leases)
         if keeper.leases and not self.closed:
-            self.wake()
+            self.wake_by(self._engine.now())
 
     def wake(self) -> None:
         """Start the loop if it does not run. Raises RuntimeError if no thread or task can be started."""
@@ -115,12 +129,13 @@ class KeeperLoop:
                 if keeper.leases or engine.outage.unanswered or not keeper.is_idle():
                     busy_at = now
                 soonest = min(keeper.inspect(now), engine.on_lost.poll(now))
-                promised = self.wake_at if self.wake_at > now else NEVER
-                self.wake_at = min(promised, soonest)
-                self.wake_at = min(self.wake_at, engine.outage.poll(now))  # a request after it wakes us
+                wake_at = self._promise(now, soonest)
+                wake_at = self.wake_at = min(wake_at, self.wake_at, engine.outage.poll(now))  # a later request wakes us
                 if keeper.fresh:
                     continue  # it came since the inspection, when there was no need to wake us
-                woken = await signal.wait(min(busy_at + IDLE_S, self.wake_at) - engine.now())
+                if engine.standby is not None and wake_at < engine.standby.wake_at:
+                    engine.standby.wake_by(wake_at)
+                woken = await signal.wait(min(busy_at + IDLE_S, wake_at) - engine.now())
                 if woken:
                     busy_at = engine.now()
                     continue
@@ -141,6 +156,13 @@ class KeeperLoop:
                 except RuntimeError as reason:
                     keeper.lose_all(reason)
             raise
+
+    def _promise(self, now: float, soonest: float) -> float:
+        """Until when it sleeps at most."""
+        with self._engine.mutex:
+            self.rounds += 1
+            self.wake_at = min(self.wake_at if self.wake_at > now else NEVER, soonest)
+            return self.wake_at
 
     def _retire(self) -> bool:
         """Nothing to keep for a while: end the loop, unless a lease comes this very moment."""

@@ -26,11 +26,15 @@ def _adopted() -> list[Engine]:
 def _before_fork() -> None:
     for engine in _adopted():
         engine.backend.before_fork()
+        if engine.loop_watch is not None:
+            engine.loop_watch.before_fork()
 
 
 def _after_fork_in_parent() -> None:
     for engine in _adopted():
         engine.backend.after_fork(child=False)
+        if engine.loop_watch is not None:
+            engine.loop_watch.after_fork(child=False)
 
 
 def _after_fork_in_child() -> None:

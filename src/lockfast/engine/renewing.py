@@ -1,14 +1,15 @@
 """The requests that renew leases: in batches, in the background of the keeper's loop.
 
 Decides: how many requests are under way, how long each may take, and what an answer or its absence means.
-Leaves to `schedule`: when a lease is renewed next.
+Leaves to `schedule`: when a lease is renewed next. Leaves to `loop_watch`: when another thread sends a request, because
+the event loop is blocked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from lockfast._model import Renewal
 from lockfast.engine.not_held import NO_LONGER_THERE
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     from lockfast.engine.core import Engine
     from lockfast.engine.keeper import Keeper
 
+Ask: TypeAlias = Callable[[list[Renewal], float], Awaitable[Sequence[bool | None]]]  # within so many seconds
 HANGING_S: Final = 0.25  # after which an unanswered renewal no longer holds up the others
 MIN_WITHIN_S: Final = 0.01
+MIN_BEAT_S: Final = 0.01  # between two rounds of the keeper while it waits for an answer
 
 
 class RenewalBatch:
@@ -84,7 +87,10 @@ class Renewals:
                     self._keeper.notice(state.lease)
                 held = [state.lease._deadline for state in batch.states if state.lease._state == "held"]
                 batch.watch_until = min(held, default=NEVER)
-        return min((batch.watch_until for batch in list(self.unanswered)), default=NEVER)
+        until = min((batch.watch_until for batch in list(self.unanswered)), default=NEVER)
+        if until == NEVER or self._engine.standby is None:
+            return until
+        return min(until, now + max(MIN_BEAT_S, (until - now) / 4))  # so that the standby sees that the loop runs
 
     async def _run(self) -> None:
         while True:
@@ -101,34 +107,48 @@ class Renewals:
                     self.unanswered.remove(batch)
 
     async def renew(self, states: list[RenewalState]) -> None:
-        """One request."""
+        """One request of the keeper's."""
+        engine = self._engine
+        now = engine.now()
+        until = max(state.lease._deadline for state in states)
+        try:
+            await self.renew_with(
+                lambda batch, within: engine.watched(partial(engine.backend.renew, batch, within=within), now, until),
+                states,
+                behind=engine.world.blocking,
+            )
+        finally:
+            for state in states:
+                state.renewing = False
+                self._keeper.fresh[state.lease._claim.id] = state.lease
+            self._keeper.loop.wake()
+
+    async def renew_with(self, ask: Ask, states: list[RenewalState], *, behind: bool, at_most: float = NEVER) -> None:
+        """One request, asked in that way, which takes `at_most` that many seconds. Never raises an Exception.
+
+        Where a listener that blocks would hold up others, an outage is reported `behind`.
+        """
         engine, leases = self._engine, [state.lease for state in states]
         batch = [Renewal(lease._claim, lease._ttl, lease._fence) for lease in leases]
         asked_at = engine.now()  # before sending: the server's ttl cannot have started earlier
         # A third of what is left: if this request goes unanswered, there is time to ask again, more than once.
         left = min(lease._deadline for lease in leases) - asked_at
-        within = min(engine.patience, max(MIN_WITHIN_S, left / 3))
+        within = min(engine.patience, max(MIN_WITHIN_S, left / 3), at_most)
         try:
-            ask = partial(engine.backend.renew, batch, within=within)
-            answers = await engine.watched(ask, asked_at, max(lease._deadline for lease in leases))
+            answers = await ask(batch, within)
         except Exception as error:
             self._ride_out(states, error)
             if isinstance(error, BackendUnavailable):
-                self._report_outage(states, error, asked_at)
+                self._report_outage(states, error, asked_at, behind)
         else:
             had_failed = any(state.failures for state in states)
             self._on_answers(states, batch, answers, asked_at)
             if None in answers:  # a part of the backend cannot be reached, such as one server of several
                 unknown = [state for state, kept in zip(states, answers, strict=True) if kept is None]
                 what = f"{len(unknown)} of {len(states)} leases"
-                self._report_outage(unknown, cannot_say(engine, what), asked_at)
+                self._report_outage(unknown, cannot_say(engine, what), asked_at, behind)
             elif had_failed:
-                engine.outage.over(behind=engine.world.blocking)
-        finally:
-            for state in states:
-                state.renewing = False
-                self._keeper.fresh[state.lease._claim.id] = state.lease
-            self._keeper.loop.wake()
+                engine.outage.over(behind=behind)
 
     def _on_answers(
         self, states: list[RenewalState], batch: list[Renewal], answers: Sequence[bool | None], asked_at: float
@@ -160,7 +180,9 @@ class Renewals:
             if engine.events.noted():
                 report_renewal_failed(engine, state.lease, error, failure)
 
-    def _report_outage(self, states: list[RenewalState], error: BackendUnavailable, asked_at: float) -> None:
+    def _report_outage(
+        self, states: list[RenewalState], error: BackendUnavailable, asked_at: float, behind: bool
+    ) -> None:
         until = max(state.lease._deadline for state in states)
         again_at = min(state.renew_at for state in states)
-        self._engine.outage.failed(error, asked_at, again_at, until, behind=self._engine.world.blocking)
+        self._engine.outage.failed(error, asked_at, again_at, until, behind=behind)

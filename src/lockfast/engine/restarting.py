@@ -31,9 +31,14 @@ def begin_again(engine: Engine) -> None:
 def after_fork(engine: Engine) -> None:
     """In the child: the leases are the parent's, and so is every connection and thread."""
     leases = list(engine.keeper.leases.values())
+    watch = engine.loop_watch
+    if engine.standby is not None:
+        engine.standby.after_fork()
     engine.make_parts()
     engine.world.after_fork()
     engine.backend.after_fork(child=True)
+    if watch is not None:
+        watch.after_fork(child=True)
     for lease in leases:
         lease._move("fork")
     engine.events.after_fork()

@@ -30,6 +30,7 @@ class RenewalState:
     """What the keeper knows of a lease beside what the lease itself says."""
 
     __slots__ = (
+        "asked_at",
         "due_at",
         "failure",
         "failures",
@@ -48,10 +49,14 @@ class RenewalState:
         self.interval = renewal_interval(lease)
         self.renew_until = lease._granted_at + (longest if request.renew else -NEVER)
         self.due_at = 0.0  # where it stands in the schedule
-        self.renewing = False  # a request is under way
+        self.renewing = False  # a request of the keeper's is under way
+        self.asked_at = lease._asked_at  # when the last request was sent that has come through
         self.renewed(lease._asked_at)
 
     def renewed(self, asked_at: float) -> None:
+        if asked_at < self.asked_at:
+            return  # it was renewed since, while the answer to that request was on its way
+        self.asked_at = asked_at
         self.failures = 0  # renewals that failed since the last that did not
         self.failure = ""  # why the last of them failed
         self.renew_at = asked_at + self.interval

@@ -15,13 +15,14 @@ import math
 import threading
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from lockfast._model import Busy, Claim, Grant, LockInfo, Observation, Renewal
 from lockfast._values import Booked, Rate, Stored, Write, Written
 from lockfast._worlds import Signal, World
 from lockfast.backends.base import Backend
-from lockfast.backends.optional import LossListener, ReportsLosses, holders_of
+from lockfast.backends.optional import LossListener, RenewsFromOutside, ReportsLosses, holders_of
 from lockfast.errors import BackendUnavailable
 
 T = TypeVar("T")
@@ -64,6 +65,8 @@ class FaultyBackend:
         self._mutex = threading.Lock()
         self._plans: dict[str, deque[tuple[_Fault, float]]] = {}  # with how many times each is left
         self._hanging: list[Signal] = []
+        if isinstance(inner, RenewsFromOutside):
+            self.renew_from_outside = partial(self._renew_from_outside, inner)
         self._resumed = 0  # how often: a call that drew its fault before the last time does not begin to hang after it
 
     @property
@@ -197,6 +200,11 @@ class FaultyBackend:
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> Sequence[bool | None]:
         return await self._through("renew", lambda: self.inner.renew(batch, within=max(within, self.least)))
+
+    async def _renew_from_outside(
+        self, inner: RenewsFromOutside, batch: Sequence[Renewal], *, within: float
+    ) -> Sequence[bool | None]:
+        return await self._through("renew", lambda: inner.renew_from_outside(batch, within=max(within, self.least)))
 
     async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         return await self._through(

@@ -7,12 +7,16 @@ Leaves to `stage`: how time passes, and what is true at the store.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 import lockfast
 from lockfast import aio
 from lockfast._worlds.asyncio_ import background_tasks
+from lockfast._worlds.threads import ThreadWorld
+from lockfast.engine.standby import Standby
+from lockfast.testing.awaited import AwaitedLocks
 from lockfast.testing.stage import LIMIT_S, POLL_EVERY_S, Actor, Opener, Stage
 
 T = TypeVar("T")
@@ -46,6 +50,10 @@ class AsyncioStage(Stage):
     world = "asyncio"
     can = frozenset({"cancellation", "asyncio", "real clock", "fork", "processes"})
 
+    def __init__(self, opener: Opener, url: str = "", *, real_time: bool = False) -> None:
+        super().__init__(opener, url, real_time=real_time)
+        self._standby = Standby(ThreadWorld(self.clock))
+
     def _connect(self, opener: Opener, **options: Any) -> aio.AsyncLocks:
         return aio.connect(opener, **options)
 
@@ -56,6 +64,24 @@ class AsyncioStage(Stage):
         )
         self.close_at_end(locks)
         return locks
+
+    def stands_by(self, locks: AwaitedLocks) -> AwaitedLocks:
+        """As on the machine's own clock, a thread renews while the loop is blocked. Nothing is held yet."""
+        locks.raw._logic.engine.stand_by(self._standby)
+        return locks
+
+    def block_loop(self, seconds: float, *leases: Any) -> None:
+        """As a body does that never awaits: that time passes, in steps in which all leases are renewed or lost."""
+        end, step = self.clock.now() + seconds, 0.6 * min(lease.ttl for lease in leases)
+        while self.clock.now() < end:
+            self.clock.advance(step)
+            self.block_until(lambda: all(lease.lost or lease.remaining > lease.ttl - step for lease in leases))
+
+    def block_until(self, condition: Callable[[], bool]) -> None:
+        limit = self._moment() + LIMIT_S
+        while not condition():
+            assert self._moment() < limit, "blocked in vain"
+            time.sleep(POLL_EVERY_S)
 
     def start(self, work: Coroutine[Any, Any, T]) -> Actor[T]:
         actor = _TaskActor(work)

@@ -1,6 +1,7 @@
 """Promise 7: renewal rides out errors until the deadline; a transient error is not a loss.
 
-One keeper renews all leases of a `Locks`, in batches; its cost per lease is not a thread.
+One keeper renews all leases of a `Locks`, in batches; its cost per lease is not a thread. It does not depend on the
+body: a blocked event loop does not stop it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from lockfast.errors import BackendUnavailable, LeaseLost
 from lockfast.testing.contract.story import Promise, about, needs, on_the_real_clock
 from lockfast.testing.faults import ALWAYS
 from lockfast.testing.stage import Stage
+from lockfast.testing.stage_asyncio import AsyncioStage
 
 
 class RenewalRidesOutErrors(Promise, about="engine"):
@@ -238,6 +240,56 @@ class RenewalRidesOutErrors(Promise, about="engine"):
         with pytest.raises(LeaseLost):
             await lease.extend(60)
         assert lease.lost
+
+    @about("store")
+    @needs("asyncio")
+    async def test_a_body_that_blocks_its_event_loop_keeps_its_lock(self, stage: AsyncioStage) -> None:
+        lost: list[object] = []
+        locks = stage.stands_by(stage.locks())
+        async with locks.lock("line", ttl=30, on_lost=lost.append) as lease:
+            stage.block_loop(300, lease)
+            assert lease.held
+            assert await stage.fences("line") == [lease.fence]
+            assert await stage.locks().lock("line", wait=0).acquire() is None
+        assert not lost
+        assert await stage.is_free("line")
+
+    @about("store")
+    @needs("asyncio", "shared")
+    async def test_all_that_is_held_in_a_blocked_event_loop_is_kept(self, stage: AsyncioStage) -> None:
+        locks = stage.stands_by(stage.locks())
+        leases = [await locks.lock(f"line-{number}", ttl=30).take() for number in range(20)]
+        leases += [await locks.rwlock("shelf", ttl=20).read().take() for _ in range(3)]
+        stage.block_loop(120, *leases)
+        assert all(lease.held for lease in leases)
+        assert [await lease.release() for lease in leases] == [True] * 23
+
+    @about("store")
+    @needs("asyncio", "breaks_alone")
+    async def test_a_lock_that_is_broken_while_its_event_loop_is_blocked_is_lost_at_once(
+        self, stage: AsyncioStage
+    ) -> None:
+        lost: list[str] = []
+        locks = stage.stands_by(stage.locks())
+        lease = await locks.lock("line", ttl=30, on_lost=lambda lease: lost.append(lease.name)).take()
+        await stage.locks().break_lock("line")
+        stage.block_loop(30, lease)
+        with pytest.raises(LeaseLost, match="it expired or was broken"):
+            lease.check()
+        assert not lost
+        await stage.until(lambda: lost == ["line"], "the loss to be reported in the loop")
+
+    @about("store")
+    @needs("asyncio")
+    async def test_what_is_not_to_be_renewed_is_not_renewed_in_a_blocked_event_loop(self, stage: AsyncioStage) -> None:
+        locks = stage.stands_by(stage.locks())
+        briefly = await locks.lock("line-1", ttl=30, renew=False).take()
+        longer = await locks.lock("line-2", ttl=30, max_hold=100).take()
+        kept = await locks.lock("line-3", ttl=30).take()
+        stage.block_loop(240, kept)
+        assert [briefly.held, longer.held, kept.held] == [False, False, True]
+        with pytest.raises(LeaseLost, match="it reached its max_hold of 100s"):
+            longer.check()
 
     @about("store")
     @on_the_real_clock
