@@ -14,9 +14,11 @@ from lockfast.aio import AsyncLease
 from lockfast.backends.memory.backend import MemoryBackend
 from lockfast.engine.core import Engine
 from lockfast.engine.keeper import Keeper
+from lockfast.engine.loop_watch import LoopWatch
 from lockfast.engine.renewing import Renewals
 from lockfast.engine.request import Request
 from lockfast.engine.schedule import RenewalState
+from lockfast.engine.standby import Standby
 from lockfast.errors import BackendUnavailable
 from lockfast.testing.simulated_client import Parts
 from lockfast.testing.simulated_network import RemoteBackend
@@ -180,6 +182,22 @@ class ConfirmsEachGrant(MemoryBackend):
     capabilities = MemoryBackend.capabilities._replace(hands_over=False)
 
 
+class TakesSilenceForAYes(LoopWatch):
+    """A renewal of a blocked loop's lease that is not answered is believed to have come through."""
+
+    async def _ask(self, batch: Sequence[Renewal], within: float) -> Sequence[bool | None]:
+        try:
+            return await super()._ask(batch, within)
+        except BackendUnavailable:
+            return [True] * len(batch)
+
+
+class StandbyThatTakesSilenceForAYes(Standby):
+    def watch(self, engine: Engine) -> LoopWatch:
+        super().watch(engine)
+        return TakesSilenceForAYes(engine, self.world)
+
+
 PLANTED: dict[str, Bug] = {
     "count the ttl from the reply": Bug(Parts(lease=CountsFromTheReply), "held together"),
     "release without owner check": Bug(Parts(server=ReleasesAnyHolder), "held together"),
@@ -195,5 +213,9 @@ PLANTED: dict[str, Bug] = {
         Parts(remote=CountsFromAnUnansweredRequest), "believed for", "rwlock", 200
     ),
     "believe an old grant": Bug(Parts(remote=BelievesAnOldGrant), "held together", "mutex", 300),
+    "renew nothing while the event loop is blocked": Bug(Parts(standby=None), "failed renewals"),
+    "take silence for a yes while the event loop is blocked": Bug(
+        Parts(standby=StandbyThatTakesSilenceForAYes), "held together", "mutex"
+    ),
     "leave the grant of the abandoned": Bug(Parts(server=LeavesTheGrantOfTheAbandoned), "left"),
 }

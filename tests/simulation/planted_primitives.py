@@ -233,7 +233,7 @@ PLANTED_PRIMITIVES: dict[str, Bug] = {
     ),
     "lead from memory": Bug(Parts(election=LeadsFromMemory), "held together", "election"),
     "ignore the successor": Bug(Parts(server=IgnoresTheSuccessor), "was handed over to", "election"),
-    "hand over what it has not": Bug(Parts(server=HandsOverWhatItHasNot), "which has waited since", "election", 850),
+    "hand over what it has not": Bug(Parts(server=HandsOverWhatItHasNot), "which has waited since", "election", 1700),
     "report only the last change": Bug(Parts(server=ReportsOnlyTheLast), "but what happened was", "election"),
     "let observers sleep": Bug(Parts(server=LetsObserversSleep), "late without a fault", "election"),
     "charge on the client's clock": Bug(

@@ -31,6 +31,7 @@ FAULTS = (
     "late_wake",
     "crash",
     "freeze",
+    "block",
     "cut_off",
 )
 
@@ -51,6 +52,7 @@ OF_EVERYTHING = {
     "reigns": 100,
     "changes_received": 300,
     "permits": 60,
+    "renewed_outside": 50,
     **dict.fromkeys(FAULTS, 50),
 }
 OF = {

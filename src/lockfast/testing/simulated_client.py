@@ -18,6 +18,7 @@ from lockfast.backends.memory.backend import MemoryBackend
 from lockfast.engine.core import Engine
 from lockfast.engine.keeper import Keeper
 from lockfast.engine.request import Request
+from lockfast.engine.standby import Standby
 from lockfast.observe.events import Event
 from lockfast.primitives.election import ElectionLogic
 from lockfast.primitives.limiter import LimiterLogic
@@ -36,6 +37,7 @@ class Parts(NamedTuple):
 
     lease: type[AsyncLease] = AsyncLease
     keeper: type[Keeper] = Keeper
+    standby: type[Standby] | None = Standby
     remote: type[RemoteBackend] = RemoteBackend
     server: type[MemoryBackend] = MemoryBackend
     multi: type[MultiLogic] = MultiLogic
@@ -51,14 +53,19 @@ class Client:
     """One machine with one engine, as a process would have it."""
 
     def __init__(self, network: Network, name: str, parts: Parts, lost: Callable[[Client, Event], None]) -> None:
-        start = network.random.uniform(0.0, 1e6)
-        self.world = SimulatedWorld(network.simulation, name, rate=network.some_rate(), start=start)
+        start, rate = network.random.uniform(0.0, 1e6), network.some_rate()
+        self.world = SimulatedWorld(network.simulation, name, rate=rate, start=start)
+        self._thread = SimulatedWorld(network.simulation, name, rate=rate, start=start)  # beside the event loop
         self.network = network
         self.parts = parts
         self._lost = lost  # called with each loss that the engine reports
         self.backend = parts.remote(network, self.world)
         self.engine = Engine(self.backend, self.world, lease_type=parts.lease, holder=name, patience=2.0)
         self.engine.keeper = parts.keeper(self.engine)
+        self.outside = parts.remote(network, self._thread)  # what renews while the event loop is blocked
+        self.engine.open_twin = lambda: self.outside
+        if parts.standby is not None:
+            self.engine.stand_by(parts.standby(self._thread))
         self.engine.events.listen(self._on_event)
         self.ledger = EventLedger()
         self.engine.events.listen(self.ledger)
@@ -88,6 +95,21 @@ class Client:
             self.claims_of[self.world.simulation.running].append(event.claim_id)
         elif event.kind == "lost":
             self._lost(self, event)
+
+    def block(self, seconds: float) -> None:
+        """Its event loop is blocked by a body; its other thread is not."""
+        self.world.freeze(seconds)
+
+    def freeze(self, seconds: float) -> None:
+        self.world.freeze(seconds)
+        self._thread.freeze(seconds)
+
+    def crash(self) -> None:
+        self.world.crash()
+        self._thread.crash()
+
+    def cut_off(self, seconds: float) -> None:
+        self.backend.cut_off_until = self.outside.cut_off_until = self.network.simulation.time + seconds
 
     def disturb(self, kind: str) -> None:
         touched = [*self.backend.asking, *self.engine.keeper.leases]

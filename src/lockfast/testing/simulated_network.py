@@ -288,6 +288,7 @@ class RemoteBackend:
     def __init__(self, network: Network, world: SimulatedWorld) -> None:
         self.network = network
         self.world = world
+        self.renewals = 0  # requests
         self.cut_off_until = 0.0  # true time; nothing gets through before, in either direction
         self.to_server, self.to_client = Channel(world.simulation), Channel(world.simulation)
         self.asking: dict[str, SimulatedSignal] = {}  # by claim id: acquires under way, and what wakes them
@@ -330,6 +331,7 @@ class RemoteBackend:
         self.grants.pop(id, None)
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> list[bool]:
+        self.renewals += 1
         ids = [renewal.claim.id for renewal in batch]
         answer: list[bool] = await self._ask("renew", tuple(batch), ids, within=within)
         return answer

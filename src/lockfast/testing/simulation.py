@@ -1,6 +1,6 @@
 """Simulated runs of the real engine, each decided by its seed: `python -m lockfast.testing.simulation 1234`.
 
-Decides: who the clients are, and when a machine crashes, freezes or is cut off.
+Decides: who the clients are, and when a machine crashes, freezes or is cut off, or only its event loop is blocked.
 Leaves to `simulation_plans` and `simulation_jobs`: what the clients do. Leaves to `simulated_network`: the fate of
 messages. Leaves to `simulation_checks`, `simulation_observations` and `history`: the judgement.
 """
@@ -87,6 +87,7 @@ class Run:
         self.jobs = Jobs(self.simulation, self.record, self.rate)
         self.reader = LogReader(self.network.excused)
         self.disturbed_until: dict[str, float] = {}  # by client: when it was last frozen or cut off
+        self.blocked_until: dict[str, float] = {}  # by client: when its event loop was last blocked
         self.lost_claims: set[str] = set()  # ids, of leases that never reached a caller too
         self.watching: list[Task] = []
         self.clients = [self._client(f"client{n}") for n in range(self.random.randint(2, 4))]
@@ -123,10 +124,11 @@ class Run:
         if belief.together is not None and belief.together.held:
             self._wrong(f"{belief.together!r} is held without {lease!r}")
         deadline = client.world.true_time(lease._deadline)
+        blocked_until = self.blocked_until.get(client.world.name, 0.0)
         now, renews, together = self.simulation.time, belief.plan.renew, belief.together
         rest = tuple(each.claim_id for each in together._leases if each is not lease) if together else ()
         self.record.losses.append(
-            Loss(now, client.world.name, event.claim_id, lease.ttl, renews, deadline, event.detail, rest)
+            Loss(now, client.world.name, event.claim_id, lease.ttl, renews, deadline, event.detail, rest, blocked_until)
         )
 
     def job_done(self, client: Client, task: Task) -> None:
@@ -155,23 +157,33 @@ class Run:
             return
         self.simulation.later(self.random.expovariate(self.heat / 4.0), self.nemesis)
         client = self.random.choice([client for client in self.clients if not client.world.crashed])
-        getattr(self, "_" + self.random.choice(("freeze", "freeze", "cut_off", "cut_off", "crash")))(client)
+        getattr(self, "_" + self.random.choice(("freeze", "freeze", "block", "block", "cut_off", "cut_off", "crash")))(
+            client
+        )
 
     def _freeze(self, client: Client) -> None:
         client.disturb("freeze")
         seconds = self.random.choice((0.5, LONGEST_TTL_S, 2 * LONGEST_TTL_S, PRESENCE_S + 5)) * self.random.random()
-        client.world.freeze(seconds)
+        client.freeze(seconds)
+        self.blocked_until[client.world.name] = client.world.awake_at
         self._disturbed(client, seconds)
+
+    def _block(self, client: Client) -> None:
+        """No lease is lost by that, but its claims may be served late, and a loss is noticed late."""
+        client.disturb("block")
+        seconds = self.random.choice((LONGEST_TTL_S, 4 * LONGEST_TTL_S)) * self.random.random()
+        client.block(seconds)
+        self.blocked_until[client.world.name] = client.world.awake_at
 
     def _cut_off(self, client: Client) -> None:
         client.disturb("cut_off")
         seconds = self.random.choice((0.5, 2.0, 2 * LONGEST_TTL_S)) * self.random.random()
-        client.backend.cut_off_until = self.simulation.time + seconds
+        client.cut_off(seconds)
         self._disturbed(client, seconds)
 
     def _crash(self, client: Client) -> None:
         client.disturb("crash")
-        client.world.crash()
+        client.crash()
         successor = self._client(client.world.name + "+")
         self.clients.append(successor)
         for worker, machine in self.workers.items():
@@ -281,6 +293,7 @@ class Run:
             "mismatches": sum(isinstance(step.answer, LimitMismatch) for step in log),
             "given_back": sum(step.verb == "unthrottle" for step in log),
             "successors": self.reader.successors,
+            "renewed_outside": sum(client.outside.renewals for client in self.clients),
             "lost_together": sum(bool(loss.rest) for loss in self.record.losses),
         }
         return self.record.count() + self.network.count() + Counter(more)

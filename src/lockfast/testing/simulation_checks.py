@@ -27,6 +27,12 @@ class Loss(NamedTuple):
     deadline: float  # true time at which its holder had to stop believing
     reason: str
     rest: tuple[str, ...] = ()  # ids of the other claims, if it was one of several names
+    blocked_until: float = 0.0  # true time at which the event loop was free again in which it is reported
+
+    @property
+    def ended_at(self) -> float:
+        """True time at which it was lost, be it reported later."""
+        return min(self.time, self.deadline)
 
 
 class Waiter:
@@ -203,17 +209,16 @@ def needless_losses(
 ) -> Iterator[str]:
     """A lease is lost because it was broken, its machine stood still or was cut off, or renewals failed repeatedly."""
     for loss in losses:
-        if not loss.renews or loss.claim_id in broken or not undisturbed(loss.client, loss.time - 1.2 * loss.ttl):
+        if not loss.renews or loss.claim_id in broken or not undisturbed(loss.client, loss.ended_at - 1.2 * loss.ttl):
             continue
-        since = loss.time - 2 * loss.ttl
+        since = loss.ended_at - 2 * loss.ttl
         lately = [fault for fault in faults if fault.time >= since and fault.client == loss.client]
         touched = Counter(fault.verb for fault in lately if loss.claim_id in fault.claims)
         failed, hung = touched["renew"], sum(fault.verb == "renew" for fault in lately)
         # A slow grant may have been over before a renewal could help, and requests that hang hold up the next a little.
         if failed < 2 and hung < 4 and not touched["acquire"] and not touched["wake"]:
             yield f"{loss.time:.6f}: {loss.client} lost {loss.claim_id} ({loss.reason}) after {failed} failed renewals"
-        elif loss.time - loss.deadline > HAND_OVER_S:
-            late = loss.time - loss.deadline
+        elif (late := loss.time - max(loss.deadline, loss.blocked_until)) > HAND_OVER_S:
             yield f"{loss.time:.6f}: {loss.client} noticed the loss of {loss.claim_id} {late:.3f}s too late"
 
 
