@@ -12,8 +12,9 @@ QUICK := tests/contract tests/engine tests/observe tests/primitives tests/simula
 RUFF    := $(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
 MYPY    := $(BIN)/python -m mypy
 PYRIGHT := $(BIN)/pyright
+DOCS    := $(BIN)/python -m sphinx -E -q -W -n --keep-going -b html docs docs/_build/html
 
-.PHONY: help demo test check lint ruff types pytest bench soak flaky torture test-all oldest dist release-check clean
+.PHONY: help demo test check lint ruff types pytest docs bench soak flaky torture test-all oldest dist release-check clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -23,7 +24,7 @@ demo: $(VENV)/.demo  ## set up, and watch processes compete for a lock, die, sta
 	@$(BIN)/lockfast demo
 
 test: $(VENV)/.test  ## set up, and run every check and every test
-	@$(BIN)/python -m tests.side_by_side --show-last "$(RUFF)" "$(MYPY)" "$(PYRIGHT)" \
+	@$(BIN)/python -m tests.side_by_side --show-last "$(RUFF)" "$(MYPY)" "$(PYRIGHT)" "$(DOCS)" \
 	    "$(BIN)/python -m pytest -n $(JOBS) --dist worksteal"
 
 pytest: $(VENV)/.test  ## every test, without lint and types
@@ -41,6 +42,9 @@ ruff: $(VENV)/.test  ## ruff alone
 
 lint: $(VENV)/.test  ## ruff, mypy --strict, pyright
 	@$(BIN)/python -m tests.side_by_side "$(RUFF)" "$(MYPY)" "$(PYRIGHT)"
+
+docs: $(VENV)/.test  ## build the site in docs/_build/html; a link or a name that leads nowhere is an error
+	@$(DOCS)
 
 bench: $(VENV)/.bench .venvs/redlock-ng/.made  ## measure against bare floors and released peers: docs/benchmarks.md and bench/results
 	$(BIN)/python -m bench $(BENCH)
@@ -109,4 +113,4 @@ $(VENV)/.bench: $(VENV)/.test
 	@touch $@
 
 clean:  ## remove what was set up
-	rm -rf $(VENV) .venvs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venvs dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis
