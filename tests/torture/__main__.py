@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.servers import run
 from tests.torture.plants import PLANTS
 from tests.torture.postgres_stores import PostgresAdvisoryStore, PostgresTableStore
+from tests.torture.record import record
 from tests.torture.redis_stores import RedisFailoverStore, RedisStore, Redlock5Store, RedlockStore
 from tests.torture.stores import SqliteStore, Store
 from tests.torture.supervisor import Supervisor
@@ -37,6 +38,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
     parser.add_argument("--plant", choices=PLANTS, default="", help="a bug that the verdict must find")
     parser.add_argument("--keep", type=Path, help="an empty folder for the journals; they are deleted without it")
+    parser.add_argument("--record", action="store_true", help="put the result on the page docs/reliability.md")
     asked = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was started is ended
     run.begin()
@@ -49,6 +51,8 @@ def main(arguments: list[str]) -> int:
             kinds = [*WORKERS_FAULTS, *(fault.name for fault in store.faults())]
             findings = judged(gather(folder), asked.minutes, kinds, by_session=store.loses_with_sessions)
     print(table(asked.kind, asked.minutes, asked.seed, findings))
+    if asked.record:
+        record(asked.kind, asked.minutes, asked.seed, findings)
     return 0 if verdict(findings) == "green" else 1
 
 
