@@ -66,10 +66,13 @@ def _is_kept(locks: Locks, clock: FakeClock) -> None:
     assert lease.release()
 
 
-def test_interrupted_at_any_instruction_of_the_first_acquire_the_keeper_serves_the_next_one() -> None:
+@pytest.mark.parametrize("listens", [False, True])
+def test_interrupted_at_any_instruction_of_the_first_acquire_the_keeper_serves_the_next_one(listens: bool) -> None:
     def run_story(point: int) -> str:
         clock = FakeClock()
         with lockfast.connect(f"memory://anywhere-{next(_numbers)}", clock=clock) as locks:
+            if listens:
+                locks.events.listen(lambda event: None)
             lock = locks.lock("a", ttl=20)
             with Interrupt(point, _ours) as interrupt:
                 try:

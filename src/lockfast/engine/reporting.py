@@ -147,7 +147,8 @@ async def reported_acquire(
         report.failed(error)
         raise
     finally:
-        engine.reports.pop(claim.id, None)
+        if claim.id in engine.reports:  # no call is made here after `adopt`, as in `ask`
+            del engine.reports[claim.id]
 
 
 def _emit_failure(engine: Engine, event: Event, error: BaseException) -> None:
