@@ -353,3 +353,16 @@ class TestWhatIsNoted:
             assert clients.server.command("EXISTS", LISTED, LISTED_NAMES) == 0
         finally:
             clients.server.configure("maxmemory", "0")
+
+    def test_a_name_whose_claim_was_abandoned_while_the_memory_was_full_is_listed_once_it_is_held(
+        self, clients: Clients
+    ) -> None:
+        clients.listed()
+        clients.server.configure("maxmemory", "1")
+        try:
+            beside_it = Claim(new_claim_id(), Terms("x", "x", "worker", TTL_S))
+            drive(clients.ours.abandon(beside_it, within=LIMIT_S))
+        finally:
+            clients.server.configure("maxmemory", "0")
+        clients.take("x")
+        assert clients.listed_unscanned() == ["x"]

@@ -193,11 +193,12 @@ local function save()
   for id, until_ in pairs(tombstones) do lines[#lines + 1] = '!' .. id .. ' ' .. text(until_) end
   for _, line in ipairs(unreadable) do lines[#lines + 1] = line end
   local sign = contended and (observed and '*' or '+') or #lines == 0 and '-' or '='
+  local lives = math.ceil((longest + math.max(0, number - wall)) / 1000) + FENCE_TTL_MS  -- longer if the clock was set back
+  write('SET', KEYS[1], string.format('%016d', number) .. sign .. table.concat(lines, '\n'), 'PX', lives)
+  -- After `write`, whose command is not refused if the server's memory is full: nor is this then.
   if was_free and sign ~= '-' and KEYS[9] and redis.pcall('EXISTS', KEYS[9]) == 1 then
 --@note_name
   end
-  local lives = math.ceil((longest + math.max(0, number - wall)) / 1000) + FENCE_TTL_MS  -- longer if the clock was set back
-  write('SET', KEYS[1], string.format('%016d', number) .. sign .. table.concat(lines, '\n'), 'PX', lives)
   if rows then
     redis.call('PEXPIRE', KEYS[7], lives)
     redis.call('PEXPIRE', KEYS[8], lives)
