@@ -41,6 +41,6 @@ def _poll_every(seconds: float, patch: pytest.MonkeyPatch) -> None:
 
 def expect_signs_of_life_soon(patch: pytest.MonkeyPatch) -> None:
     """From now on a subscription to a Redis server that is silent for a moment is asked for a sign of life."""
-    for name in ("blocking", "asyncio_wakeups"):
+    for name in ("blocking_connection", "asyncio_wakeups"):
         module = importlib.import_module(f"lockfast.backends.redis.io.{name}")
         patch.setattr(module, "QUIET_S", OFTEN_S)
