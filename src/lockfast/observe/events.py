@@ -26,7 +26,7 @@ Kind = Literal[
     "renewal_failed",
     "released",  # a grant ends: exactly one of these two
     "lost",
-    "release_failed",  # its end is still to come
+    "release_failed",  # its end is still to come, or has just come with its ttl
     "broken",  # a hold, perhaps of another process, by `break_lock` here
     "limited",  # a call of a limiter is over
     "cell_read",
