@@ -90,7 +90,7 @@ def test_a_short_wait_costs_no_question_and_is_not_logged(
     locks: Locks, clock: FakeClock, info: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
-    monkeypatch.setattr("lockfast.engine.acquire.still_waiting", lambda *each: asked.append(each))
+    monkeypatch.setattr("lockfast.engine.asking_again.still_waiting", lambda *each: asked.append(each))
     holder = locks.lock("a", ttl=3600).acquire()
     assert holder is not None
     with a_waiter(locks, "a"):

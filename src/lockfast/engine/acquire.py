@@ -1,30 +1,26 @@
 """Ask until granted or out of time, and leave nothing behind.
 
-Decides: when to ask again, when to give up, and what must be undone.
-Leaves to the backend: who is granted. Leaves to `waking`: which grant in a wake-up is believed.
+Decides: what must be undone, however an acquire ends.
+Leaves to the backend: who is granted. Leaves to `asking_again`: what follows a request that was not granted.
 Leaves to the keeper: what happens after the grant.
 """
 
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from lockfast._ids import new_claim_id
 from lockfast._model import Busy, Claim, Grant
 from lockfast._refusals import closed_locks
-from lockfast._time import FOREVER, format_duration
+from lockfast.engine.asking_again import MIN_WITHIN_S, AskAgain, believe
 from lockfast.engine.lease import Lease
-from lockfast.engine.reporting import LONG_WAIT_S, AskReport, reported_acquire, still_waiting, timed_out
+from lockfast.engine.reporting import AskReport, reported_acquire, timed_out
 from lockfast.engine.request import Adopt, Refused, Request, as_it_is
-from lockfast.engine.retrying import HASTY_S, most_telling, pause_for_retry
-from lockfast.engine.waking import Waking, handed_over
 from lockfast.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from lockfast.engine.core import Engine
-
-MIN_WITHIN_S: Final = 0.02
 
 
 def acquire(
@@ -58,96 +54,43 @@ async def _ask(
     refused: Refused,
     report: AskReport | None = None,
 ) -> Lease | Busy:
+    """Ask once, which is enough for what is free. `AskAgain` does the rest."""
     if not engine.world.blocking:
         engine.world.arrive()
     id = claim.id
-    started = asked_at = answered_at = engine.now()  # before sending: the server's ttl cannot have started earlier
-    give_up_at = FOREVER if wait is None else asked_at + wait
-    enqueue = wait != 0
-    most = engine.patience  # how long the next request may take
-    failures = 0
-    checked = False  # that it does not wait for itself
-    unsent = True  # nothing of it can have reached the backend
-    answer: Grant | Busy | None = None  # the last one
-    telling: BackendUnavailable | None = None  # of the failures since then, see `most_telling`
-    waking: Waking | None = None  # once it waits
-    slow: AskReport | None = None  # once it has waited for long
+    asked_at = engine.now()  # before sending: the server's ttl cannot have started earlier
+    within = engine.patience
+    if wait and wait < within:
+        within = max(MIN_WITHIN_S, wait)
     outage = engine.outage if engine.outage.watches else None
+    sent = False  # something of it may have reached the backend
+    again: AskAgain | None = None
     try:
         engine.waiting[id] = claim  # before sending: from then on it may stand in the queue, or be granted
-        while True:
-            if engine.closed:
-                raise closed_locks()
-            within = most
-            if wait and give_up_at - asked_at < within:
-                within = max(MIN_WITHIN_S, give_up_at - asked_at)
+        if engine.closed:
+            raise closed_locks()
+        if outage is not None:
+            outage.sent(id, asked_at, asked_at + (wait or engine.patience))
+        sent = True
+        if report is not None:
+            report.attempts = 1
+        try:
+            answer = await engine.backend.acquire(claim, enqueue=wait != 0, within=within)
             if outage is not None:
-                outage.sent(id, asked_at, give_up_at if wait else answered_at + engine.patience)
-            was_unsent, unsent = unsent, False
-            if report is not None and report.attempts is not None:
-                report.attempts += 1
-            try:
-                answer = await engine.backend.acquire(claim, enqueue=enqueue, within=within)
-                if outage is not None:
-                    outage.answered(id)
-                if failures:
-                    engine.outage.over()
-                if isinstance(answer, Grant):
-                    lease = _believe(engine, request, claim, answer, asked_at, asked_at - started)
-                    adopt(lease)
-                    return lease
-            except BackendUnavailable as error:
-                engine.outage.ended(id)
-                unsent = was_unsent and not error.sent
-                if engine.closed:
-                    raise closed_locks() from error  # a better reason than that its connection was closed
-                # The outcome is unknown; the same claim is asked for again, so it is granted once at most.
-                failures += 1
-                now = engine.now()
-                limit = give_up_at if enqueue and wait is not None else answered_at + engine.patience
-                if error.retry_after is not None:  # it answers, and says when it can help: patience is for silence
-                    limit = FOREVER if wait is None else limit
-                pause = pause_for_retry(engine, failures, limit - now)
-                telling = most_telling(engine, error, telling, within)
-                if not error.transient or pause is None or now + (error.retry_after or 0.0) > limit:
-                    hasty = within < HASTY_S and within < most  # `wait` left so little, and not the caller's patience
-                    if isinstance(answer, Busy) and failures == 1 and error.transient and hasty:
-                        break  # that answer stands
-                    raise engine.outage.final(telling) from telling.__cause__
-                if error.retry_after is not None:
-                    pause = min(pause, max(0.001, error.retry_after))
-                engine.outage.failed(error, asked_at, now + pause, limit)
-                await engine.world.pause(pause)
-                asked_at = engine.now()
-                most = max(MIN_WITHIN_S, min(engine.patience, limit - asked_at))
-                continue
-            failures, most, telling = 0, engine.patience, None
-            answered_at = engine.now()
-            if engine.closed:
-                raise closed_locks()
-            if wait is None and not checked:
-                engine.must_not_wait_for_itself(claim)
-                checked = True
-            if report is not None:
-                report.busy = answer
-            seconds = min(give_up_at - answered_at, answer.retry_after)
-            woken: bool | Grant = False
-            if waking is not None:
-                woken = answered_at < give_up_at and await waking.wait(seconds, give_up_at)
-            elif answered_at < give_up_at:  # most are woken once, with a grant
-                woken = await engine.backend.wait(claim, seconds)
-            grant = handed_over(engine, request, woken, answer, asked_at) if woken else None
-            asked_at = engine.now()
-            if grant is not None:
-                lease = _believe(engine, request, claim, grant, asked_at, asked_at - started)
-                adopt(lease)
-                return lease
-            if not woken and asked_at >= give_up_at:
-                break
-            waking = waking or Waking(engine, claim)
-            if asked_at - started >= LONG_WAIT_S:
-                slow = still_waiting(engine, request, claim, report or slow, answer, asked_at - started)
-        if enqueue:
+                outage.answered(id)
+            if isinstance(answer, Grant):
+                granted = believe(engine, request, claim, answer, asked_at, 0.0)
+                adopt(granted)
+                return granted
+        except BackendUnavailable as error:
+            again = AskAgain(engine, request, claim, wait, adopt, asked_at, report)
+            lease = await again.after_failure(error, within)
+        else:
+            again = AskAgain(engine, request, claim, wait, adopt, asked_at, report)
+            lease = await again.go_on(answer)
+        if lease is not None:
+            return lease
+        if wait != 0:
             await engine.abandon(claim, within=engine.briefly)
     except GeneratorExit:  # the coroutine is being closed: nothing can be awaited in it any more
         engine.behind(engine.abandon, claim)
@@ -155,8 +98,9 @@ async def _ask(
     except BaseException as error:
         try:
             engine.outage.ended(id)  # no caller waits for its answer any more
-            brief = unsent or isinstance(error, BackendUnavailable)
-            await engine.abandon(claim, within=engine.briefly if brief else 1.0, sent=not unsent)
+            sent = sent if again is None else again.sent
+            brief = not sent or isinstance(error, BackendUnavailable)
+            await engine.abandon(claim, within=engine.briefly if brief else 1.0, sent=sent)
         except BaseException:
             if engine.world.blocking:  # another interrupt, in the middle of that; none falls into the background
                 engine.behind(engine.abandon, claim)
@@ -167,21 +111,7 @@ async def _ask(
             del engine.waiting[id]
         if outage is not None and id in outage.unanswered:
             del outage.unanswered[id]
+    assert again.busy is not None  # else it has raised
     if report is None and wait:
-        timed_out(engine, request, claim, answer, engine.now() - started)
-    return refused(answer, engine.now() - started)
-
-
-def _believe(engine: Engine, request: Request, claim: Claim, grant: Grant, asked_at: float, waited: float) -> Lease:
-    lease = engine.lease_type(engine, request, claim, grant, asked_at, waited)
-    if engine.now() >= lease._deadline:
-        took = format_duration(engine.now() - asked_at)
-        raise BackendUnavailable(
-            f"lock {claim.terms.name!r} was granted, but the answer took {took}, longer than its ttl of "
-            f"{format_duration(claim.terms.ttl)}; it is not held",
-            name=claim.terms.name,
-        )
-    engine.keeper.keep(lease)
-    if engine.closed:  # while the request was under way: no keeper would renew it. Checked last, see `close`
-        raise closed_locks()
-    return lease
+        timed_out(engine, request, claim, again.busy, engine.now() - asked_at)
+    return refused(again.busy, engine.now() - asked_at)
