@@ -22,7 +22,7 @@ from lockfast.engine.core import Engine
 from lockfast.engine.lease import Lease
 from lockfast.engine.request import Refused, Request, call_of
 from lockfast.errors import AcquireTimeout, LockError, NotHeld
-from lockfast.primitives.statement import With
+from lockfast.primitives.statement import With, statement_of
 
 T = TypeVar("T")
 
@@ -112,7 +112,9 @@ class LockLogic:
 
     def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Coroutine[Any, Any, Lease | None]:
         """The lease, or None if it timed out."""
-        wait = wait_for(blocking, timeout, self.request.wait)
+        wait = self.request.wait
+        if blocking is not True or timeout is not None:
+            wait = wait_for(blocking, timeout, wait)
         entry = Entry(self, None, None)
         if self.request.reentrant or self.engine.order is not None:  # which both ask which task runs: the one to come
             return self._enter_again_or_ask(wait, entry, no_lease)
@@ -154,7 +156,7 @@ class LockLogic:
 
     async def hold(self, work: Callable[[Lease], Awaitable[T]]) -> T:
         """What `work` returns, run under the lock. For lockfast's own code: a `with` of the user's has a statement."""
-        statement = With(self)
+        statement = statement_of(self)
         try:
             lease = await self.enter(sys._getframe(), statement)
             try:

@@ -50,21 +50,28 @@ class Entered(Protocol):
 
 
 class With:
-    """One `with`, from before it enters."""
+    """One `with`, from before it enters. No `__init__`, which takes as long as all the rest: see `statement_of`."""
 
     __slots__ = ("alive", "entry", "logic")
+    logic: Entered
+    entry: Any  # what it entered; set in one step with the entry itself
+    alive: _Alive | None  # once it has begun to enter
 
-    def __init__(self, logic: Entered) -> None:
-        self.logic = logic
-        self.entry: Any = None  # what it entered; set in one step with the entry itself
-        self.alive: _Alive | None = None  # once it has begun to enter
+
+def statement_of(logic: Entered) -> With:
+    """One that has not entered yet."""
+    statement = With()
+    statement.logic = logic
+    statement.entry = statement.alive = None
+    return statement
 
 
 class _Alive(ref):  # type: ignore[type-arg]
-    """Refers to what a `with` calls in the end. Nothing outside refers to this: see the test of collected cycles."""
+    """Refers to what a `with` calls in the end. Once that `with` has begun to enter, nothing outside refers to this:
+    see the test of collected cycles."""
 
     __slots__ = ("statement",)
-    statement: With
+    statement: With  # from then on; before, it would keep the lock object alive
 
 
 # By thread: what was found last, by which call (its number, so that it is not kept alive), and at which instruction of
@@ -74,14 +81,19 @@ _found: dict[int, tuple[ref[partial[Any]], int, CodeType, int]] = {}
 
 def _find(logic: Entered, leave: Callable[..., Any], call: FrameType) -> partial[Any]:
     """For the `with` of that call, which looks its exit up."""
-    found = partial(leave, With(logic))  # no bound method: that is gone when it is called
-    _found[get_ident()] = ref(found), id(call), call.f_code, call.f_lasti
+    statement = With()  # as `statement_of`, with no call in between
+    statement.logic = logic
+    statement.entry = statement.alive = None
+    found = partial(leave, statement)  # no bound method: that is gone when it is called
+    refers = _Alive(found, _is_over) if leave is _leave else ref(found)
+    _found[get_ident()] = refers, id(call), call.f_code, call.f_lasti
     return found
 
 
 def begun(logic: Entered, call: FrameType) -> With | None:
     """The `with` of that call, if it enters now; None if `__enter__` is called in another way."""
-    last = _found.get(get_ident())
+    thread = get_ident()
+    last = _found.get(thread)
     if last is None:
         return None
     refers, number, code, offset = last
@@ -93,9 +105,10 @@ def begun(logic: Entered, call: FrameType) -> With | None:
     statement: With = found.args[0]
     if statement.logic is not logic:
         return None
-    if found.func is _leave:
-        alive = statement.alive = _Alive(found, _is_over)
-        alive.statement = statement
+    if refers.__class__ is _Alive:
+        del _found[thread]
+        refers.statement = statement
+        statement.alive = refers
     return statement
 
 
@@ -130,7 +143,9 @@ def _leave(statement: With, exc_type: Type, exc: Error, traceback: Traceback) ->
 
 def _is_over(alive: _Alive) -> None:
     """Called in the middle of anything, as a finalizer is."""
-    statement = alive.statement
+    statement = getattr(alive, "statement", None)
+    if statement is None:  # it never began to enter
+        return
     entry, statement.entry, statement.alive = statement.entry, None, None
     if entry is not None:
         statement.logic.left_behind(entry)
