@@ -21,7 +21,7 @@ from lockfast.engine.leases_by_key import LeasesByKey
 from lockfast.engine.not_held import Reason, why_out_of_time
 from lockfast.engine.renewing import Renewals
 from lockfast.engine.reporting import report_lost, report_unanswered
-from lockfast.engine.schedule import WATCHED, RenewalState, Schedule, renewal_interval
+from lockfast.engine.schedule import INTERVALS_IN_TTL, WATCHED, RenewalState, Schedule, renewal_interval
 
 if TYPE_CHECKING:
     from lockfast.engine.core import Engine
@@ -53,7 +53,13 @@ class Keeper:
         if self._early and (reason := self._early.pop((id, lease._fence), "")):
             self.lose(lease, "denied", Reason("session_ended", reason))
             return
-        due_at = lease._asked_at + renewal_interval(lease) if lease._request.renew else lease._deadline
+        request = lease._request
+        if not request.renew:
+            due_at = lease._deadline
+        elif request.renew_every is None:  # as `renewal_interval`, which costs a call
+            due_at = lease._asked_at + lease._ttl / INTERVALS_IN_TTL
+        else:
+            due_at = lease._asked_at + renewal_interval(lease)
         loop = self.loop
         if due_at < loop.wake_at or loop.signal is None:  # as in `wake_by`, which costs a call
             try:

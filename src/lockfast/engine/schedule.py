@@ -15,15 +15,16 @@ from lockfast.engine.lease import Lease
 
 NEVER: Final = float("inf")
 WATCHED: Final = ("held", "releasing")
+INTERVALS_IN_TTL: Final = 3  # so that two renewals may fail, unless the caller chose another interval
 EARLY_RATIO: Final = 0.15  # of an interval: leases due this soon are renewed along, so that renewals come in batches
 MAX_ENDED: Final = 100  # leases that are over and may stay in a schedule, beside as many as are held
 
 
 def renewal_interval(lease: Lease) -> float:
-    """Seconds from one renewal to the next: a third of the ttl, so that two may fail, unless the caller chose."""
+    """Seconds from one renewal to the next."""
     chosen = lease._request.renew_every
     ttl = lease._ttl  # which `extend` may have made shorter than that
-    return ttl / 3 if chosen is None or chosen >= ttl else chosen
+    return ttl / INTERVALS_IN_TTL if chosen is None or chosen >= ttl else chosen
 
 
 class RenewalState:

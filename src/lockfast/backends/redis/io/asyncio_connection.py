@@ -9,6 +9,7 @@ Leaves to `endpoints`: to connect.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -36,6 +37,12 @@ def _future_maker(loop: asyncio.AbstractEventLoop) -> Callable[[], asyncio.Futur
     """What asyncio's own loops do in `create_future`, with no call in between; other loops may do otherwise."""
     usual = getattr(loop.create_future, "__func__", None) is asyncio.BaseEventLoop.create_future
     return partial(asyncio.Future, loop=loop) if usual else loop.create_future
+
+
+def _clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    """What asyncio's own loops do in `time`, in the same way."""
+    usual = getattr(loop.time, "__func__", None) is asyncio.BaseEventLoop.time
+    return time.monotonic if usual else loop.time
 
 
 class _SeveralReplies:
@@ -74,7 +81,7 @@ class AsyncioConnection(asyncio.BufferedProtocol):
         self._name = str(address or endpoint.name)
         self.loop = loop
         self._future = _future_maker(loop)
-        self._time = loop.time
+        self._time = _clock_of(loop)
         reader = new_reader()
         self._feed, self._gets = reader.feed, reader.gets
         self._received = memoryview(bytearray(RECEIVE_BYTES))  # which each read fills anew; TLS fills it slice by slice
