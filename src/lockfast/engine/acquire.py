@@ -114,4 +114,4 @@ async def _ask(
     assert again.busy is not None  # else it has raised
     if report is None and wait:
         timed_out(engine, request, claim, again.busy, engine.now() - asked_at)
-    return refused(again.busy, engine.now() - asked_at)
+    return refused(request, again.busy, engine.now() - asked_at)

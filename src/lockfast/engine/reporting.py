@@ -136,9 +136,9 @@ async def reported_acquire(
         if lease._state == "held":
             lease._enter(lease._guard, body)
 
-    def report_and_refuse(busy: Busy, waited: float) -> Busy:
+    def report_and_refuse(request: Request, busy: Busy, waited: float) -> Busy:
         report.refused(busy, waited, wait == 0)
-        return refused(busy, waited)
+        return refused(request, busy, waited)
 
     try:
         report.begin()

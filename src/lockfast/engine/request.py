@@ -17,10 +17,11 @@ _CONTEXTLIB: Final = vars(contextlib)
 
 
 Adopt = Callable[["Lease"], None]  # what the caller of an acquire does with the lease
-Refused = Callable[[Busy, float], Busy]  # what it gets if there is none after so many seconds; may raise
+# What it gets for its request if there is no lease after so many seconds; may raise:
+Refused = Callable[["Request", Busy, float], Busy]
 
 
-def as_it_is(busy: Busy, _: float) -> Busy:
+def as_it_is(_: Request, busy: Busy, __: float) -> Busy:
     return busy
 
 

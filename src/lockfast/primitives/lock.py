@@ -50,9 +50,14 @@ def timed_out(name: str, busy: Busy, wait: float | None, waited: float, then: st
     return AcquireTimeout(f"lock {name!r} is {why}{then}", name=name, waited=waited, holder=busy.holder)
 
 
-def no_lease(_: Busy, __: float) -> Any:
+def no_lease(_: Request, __: Busy, ___: float) -> Any:
     """What a try that was refused gives."""
     return None
+
+
+def no_body(request: Request, busy: Busy, waited: float) -> NoReturn:
+    """A body never runs without the lease."""
+    raise timed_out(request.terms.name, busy, request.wait, waited)
 
 
 class Entry:
@@ -88,11 +93,6 @@ class Entry:
             statement.entry = self
         logic._current[self] = None
 
-    def refused(self, busy: Busy, waited: float) -> NoReturn:
-        """A body never runs without the lease."""
-        request = self._logic.request
-        raise timed_out(request.terms.name, busy, request.wait, waited)
-
 
 class LockLogic:
     """Everything a lock object does, for both worlds."""
@@ -124,8 +124,8 @@ class LockLogic:
         """The lease for the body of a `with` in that call. Raises AcquireTimeout: the body never runs without it."""
         entry = Entry(self, body, statement)
         if self.request.reentrant:
-            return self._enter_again_or_ask(self.request.wait, entry, entry.refused)
-        return self._ask(self.request.wait, entry, entry.refused)
+            return self._enter_again_or_ask(self.request.wait, entry, no_body)
+        return self._ask(self.request.wait, entry, no_body)
 
     async def _enter_again_or_ask(self, wait: float | None, entry: Entry, refused: Refused) -> Any:
         lease = self._enter_again(entry) if self.request.reentrant else None
