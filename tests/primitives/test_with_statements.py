@@ -295,6 +295,16 @@ def test_a_lock_whose_exit_was_only_looked_up_keeps_nothing_alive() -> None:
     assert engine() is None
 
 
+def test_a_block_that_is_over_keeps_its_lock_alive_no_longer() -> None:
+    locks = lockfast.connect("memory://")
+    with locks.lock("a"):
+        pass
+    engine = ref(locks._logic.engine)
+    locks.close()
+    del locks
+    until(lambda: gc.collect() >= 0 and engine() is None)  # its keeper ends in a thread of its own
+
+
 def test_the_exit_of_a_lock_can_be_inspected() -> None:
     for kind in (lockfast.Lock, lockfast.MultiLock, lockfast.Election):
         assert list(inspect.signature(kind.__exit__).parameters) == ["self", "exc_type", "exc", "traceback"]
