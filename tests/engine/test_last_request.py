@@ -78,6 +78,17 @@ def test_an_acquire_asks_a_server_that_is_back_just_in_time(seed: int, wait: flo
     assert stage.take(wait).held
 
 
+@pytest.mark.parametrize(
+    ("wait", "within"), [(None, WAIT_S), (0.0, WAIT_S), (9 * WAIT_S, WAIT_S), (WAIT_S / 4, WAIT_S / 4), (0.001, 0.02)]
+)
+def test_the_first_request_of_an_acquire_has_its_wait_and_no_more_than_the_patience(
+    wait: float | None, within: float
+) -> None:
+    stage = Stage(0)
+    stage.take(wait)
+    assert [limit for _, limit in stage.backend.asked] == [within]
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_release_asks_a_server_that_is_back_just_in_time(seed: int) -> None:
     stage = Stage(seed)
