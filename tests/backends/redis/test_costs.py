@@ -305,6 +305,30 @@ class TestHandOver:
         assert isinstance(store.ask(waiter), Grant), "it was passed over, and asks again"
 
 
+class TestTheFirstWaiter:
+    """An acquire that queues sees to it that no dead one is first. By the server's clock its place may say enough."""
+
+    @pytest.mark.parametrize("died", [False, True])
+    def test_is_read_only_if_it_asked_long_ago(self, died: bool) -> None:
+        with Server() as server:
+            backend = open_backend(server.url, ThreadWorld(), None)
+            store = Store("valkey", [server])
+            drive(store.backend.close())
+            store.backend = backend
+            store.take(claim_of("x"))
+            (first,) = store.queue_up(1)
+            if died:
+                long_ago = int(server.command("GET", HELD)[:16]) - int(2 * PRESENCE_S * 1e6)
+                server.command("ZADD", "lockfast:{x}:queue", long_ago, first.id)
+                record = server.command("HGET", WAITERS, first.id).split(b" ", 2)[2]
+                server.command("HSET", WAITERS, first.id, b"%d %d %b" % (long_ago + 1, long_ago, record))
+            answers: list[Any] = []
+            commands = store.commands(lambda: answers.append(store.ask(claim_of("x"))))
+            drive(backend.close())
+            assert answers[0].position == (0 if died else 1)
+            assert died or commands["hget"] == 0 or commands["hset"], "one in a hundred takes the long way"
+
+
 class TestWaiters:
     def test_one_that_was_woken_and_did_not_come_costs_the_others_nothing(self, store: Store) -> None:
         holder = store.take(claim_of("x"))
