@@ -19,6 +19,7 @@ from lockfast._facades import manager as facade
 from lockfast._model import Claim
 from lockfast._reentry import drive, outside
 from lockfast.backends.memory.store import shared_store
+from lockfast.engine.standby import STANDBY
 from lockfast.testing import FakeClock
 from tests.servers.waiting import happens, join, until, until_async
 
@@ -254,6 +255,7 @@ def test_a_coroutine_whose_loop_is_gone_releases_what_needs_no_loop(tmp_path: Pa
     with lockfast.connect(url) as others:
         until(lambda: not others.inspect("job").locked)
     locks._logic.engine.closed = True
+    STANDBY.unwatch(locks._logic.engine)  # as close() does, which needs the loop
 
 
 # Two threads
