@@ -538,6 +538,23 @@ def test_a_log_that_blocks_stops_no_renewal(client: Client, clock: FakeClock) ->
         logging.getLogger("lockfast").removeHandler(handler)
 
 
+def test_events_of_renewals_from_outside_wait_for_the_loop(client: Client, clock: FakeClock) -> None:
+    """A listener or a log handler that blocks would hold up all that this thread renews."""
+    called: list[tuple[str, threading.Thread]] = []
+
+    async def main() -> None:
+        async with client.locks:
+            client.locks.events.listen(lambda event: called.append((event.kind, threading.current_thread())))
+            lease = await client.take()
+            block(clock, 5 * TTL_S, lease)
+            lease.check()
+            assert [kind for kind, _ in called] == ["asked", "granted"]
+            await until_async(lambda: [kind for kind, _ in called].count("renewed") >= 5)
+
+    asyncio.run(main())
+    assert {thread for _, thread in called} == {threading.main_thread()}
+
+
 # Beginning and end
 
 

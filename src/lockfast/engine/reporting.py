@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lockfast._model import Busy, Claim, HolderInfo
@@ -283,9 +284,22 @@ def report_broken(engine: Engine, name: str, was: HolderInfo) -> None:
 
 
 def _emit_behind(engine: Engine, event: Event) -> None:
-    """From a keeper's thread: a listener that blocks it would cost leases. An event loop has no other thread."""
-    emit = engine.background.emit if engine.world.blocking else engine.events.emit
+    """From a thread that keeps leases: a listener that blocks it would cost leases. An event loop has no other thread.
+
+    While a loop is blocked its leases are kept from outside: then the event waits until the loop goes on.
+    """
+    events, background = engine.events, engine.background
+    emit = events.emit if _runs_in_loop(engine) and not background.emitting else background.emit
     emit(event)
+
+
+def _runs_in_loop(engine: Engine) -> bool:
+    if engine.world.blocking:
+        return False
+    with suppress(RuntimeError):  # no loop runs in this thread
+        engine.world.owner()
+        return True
+    return False
 
 
 def _ended(lease: Lease, kind: Kind, outcome: Outcome, reason: str, detail: str = "") -> Event:
