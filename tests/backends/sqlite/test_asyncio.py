@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -550,3 +551,22 @@ def test_an_interrupt_in_the_start_of_the_thread_does_not_close_the_store(
             await _cycle(locks)
 
     asyncio.run(main())
+
+
+# A fork
+
+
+def test_a_child_that_was_forked_in_a_loop_uses_blocking_locks(path: Path) -> None:
+    async def main() -> int:
+        async with lockfast.aio.connect(f"sqlite:///{path}") as parents, parents.lock("parents"):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    with lockfast.connect(f"sqlite:///{path}") as locks, locks.lock("childs", wait=0):
+                        os._exit(0)
+                finally:
+                    os._exit(1)
+            _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+            return os.waitstatus_to_exitcode(status)
+
+    assert asyncio.run(main()) == 0

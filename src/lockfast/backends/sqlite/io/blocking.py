@@ -329,13 +329,12 @@ class BlockingSqlite:
             self._db = None
 
     def after_fork(self, *, child: bool) -> None:
+        with suppress(RuntimeError):  # `before_fork` did not get it
+            self._mutex.release()  # in the child too: as long as it is held, this thread counts as inside a request
         if child:
             self._reset()
             self.wakeups.after_fork()
             self._sender = DatagramSender()
-        else:
-            with suppress(RuntimeError):  # `before_fork` did not get it
-                self._mutex.release()
 
     def __repr__(self) -> str:
         return f"sqlite:///{self.path}"
