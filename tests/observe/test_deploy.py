@@ -105,6 +105,12 @@ def test_each_rule_asks_for_what_is_exported_and_names_only_labels_that_it_keeps
     assert set(re.findall(r"\$labels\.(\w+)", annotations)) <= set.intersection(*kept)
 
 
+def test_candidates_that_wait_for_their_election_are_no_pile_up() -> None:
+    waiting, _ = rules()["LockfastWaitersPileUp"]
+    assert 'lockfast_acquire_pending{primitive!="election"}' in waiting
+    assert "election" in SAMPLES["lockfast_acquire_pending"]["primitive"]
+
+
 def test_the_dashboard_shows_every_metric() -> None:
     shown = " ".join(query for query, _ in queries_of_the_dashboard())
     assert [metric.name for metric in METRICS if metric.prometheus not in shown] == []

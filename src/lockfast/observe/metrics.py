@@ -102,7 +102,16 @@ REQUESTS: Final = Metric(
     ("allowed", "outcome"),
 )
 # Each counter of these begins at 0 with the first grant: one that appears as 1 has not grown, in the eyes of an alert.
-_LOSSES: Final = ("broken", "gone", "late", "max_hold", "renewals_failed", "session_ended")
+_LOSSES: Final = (
+    "broken",
+    "gone",
+    "keeper_failed",
+    "late",
+    "loop_closed",
+    "max_hold",
+    "renewals_failed",
+    "session_ended",
+)
 METRICS: Final = (WAIT_TIME, PENDING, HOLD_TIME, LEASES, LOST, SLACK, FAILURES, LEADER, REQUESTS)
 
 Labels = tuple[str, ...]
