@@ -538,6 +538,30 @@ def test_a_log_that_blocks_stops_no_renewal(client: Client, clock: FakeClock) ->
         logging.getLogger("lockfast").removeHandler(handler)
 
 
+def test_a_backend_logs_nothing_in_the_thread(
+    client: Client, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its handlers could block, and the backend of the loop logs the same."""
+
+    async def main() -> None:
+        lease = await client.take()
+        renew = FaultyBackend.renew
+
+        async def noisy(self: FaultyBackend, *args: Any, **options: Any) -> Any:
+            logging.getLogger("lockfast").warning("the store in %s", threading.current_thread().name)
+            return await renew(self, *args, **options)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(FaultyBackend, "renew", noisy)
+            block(clock, 2 * TTL_S, lease)
+            assert client.asked_outside
+            logging.getLogger("lockfast").warning("the store in the loop")
+        await lease.release()
+
+    asyncio.run(main())
+    assert [record.message for record in caplog.records if "the store" in record.message] == ["the store in the loop"]
+
+
 def test_events_of_renewals_from_outside_wait_for_the_loop(client: Client, clock: FakeClock) -> None:
     """A listener or a log handler that blocks would hold up all that this thread renews."""
     called: list[tuple[str, threading.Thread]] = []

@@ -9,6 +9,7 @@ are awake in time that is all that it does, however many leases come and go.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Final
 from weakref import ref
 
@@ -16,11 +17,13 @@ from lockfast._reentry import Mutex
 from lockfast._worlds.threads import ThreadWorld
 from lockfast.engine.loop_watch import LoopWatch
 from lockfast.engine.schedule import NEVER
+from lockfast.observe.log import logger
 
 if TYPE_CHECKING:
     from lockfast._worlds import Signal, World
     from lockfast.engine.core import Engine
 
+THREAD: Final = "lockfast-standby"
 IDLE_S: Final = 10.0  # without a keeper that wakes up: then the thread ends. Nobody tells it that a loop was closed
 HANGING_S: Final = 0.25  # that a request may always take, whatever becomes of other leases meanwhile
 
@@ -61,7 +64,7 @@ class Standby:
             if started is None:
                 signal.set()
             else:
-                self.world.spawn(self._run(started), "lockfast-standby")
+                self.world.spawn(self._run(started), THREAD)
         except BaseException as error:  # no thread could be started, or an interrupt came
             if started is not None:
                 self._end(started)
@@ -119,4 +122,11 @@ class Standby:
         return soonest
 
 
+def _is_from_elsewhere(record: logging.LogRecord) -> bool:
+    """What a backend logs of its store in this thread, the backend of the loop logs too: a handler that blocks here, as
+    where the log itself blocks the loop, would cost leases."""
+    return record.threadName != THREAD
+
+
+logger.addFilter(_is_from_elsewhere)
 STANDBY: Final = Standby(ThreadWorld())
