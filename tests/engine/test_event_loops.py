@@ -17,7 +17,7 @@ import pytest
 
 import lockfast.aio
 from lockfast import LeaseLost, LockError, LockInfo
-from lockfast._worlds.asyncio_ import background_tasks
+from lockfast._worlds.asyncio_ import AsyncioWorld, background_tasks
 from lockfast.aio import AsyncLease, AsyncLocks
 from lockfast.testing.clock import FakeClock
 from tests.contract.backends import BACKENDS
@@ -298,6 +298,34 @@ def test_a_loop_that_is_closed_does_not_complain_of_our_tasks(caplog: pytest.Log
         loop.run_until_complete(use())
     gc.collect()
     assert caplog.records == []
+
+
+def test_background_work_that_its_loop_never_began_is_closed_without_a_complaint() -> None:
+    """As where another thread starts it, or the last step of a program that is over."""
+    begun: list[str] = []
+
+    async def work(where: str) -> None:
+        begun.append(where)
+
+    async def arrive() -> None:
+        world.arrive()
+
+    def last_step() -> None:
+        world.spawn(work("in its last step"), "never")
+        loop.stop()
+
+    world = AsyncioWorld()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with loop_that_is_just_closed() as loop:
+            loop.run_until_complete(arrive())
+            loop.call_soon(last_step)
+            loop.run_forever()
+            world.spawn(work("from a thread"), "never")  # no loop runs here
+        world._tasks.clear()
+        gc.collect()
+    assert [str(warning.message) for warning in caught] == []
+    assert begun == []
 
 
 def test_a_second_loop_beside_the_first_is_refused_before_anything_is_sent(url: str) -> None:

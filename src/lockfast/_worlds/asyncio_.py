@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from contextlib import suppress
 from contextvars import Context
 from threading import get_ident
 from traceback import StackSummary, walk_stack
-from types import FrameType
+from types import FrameType, coroutine
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -93,11 +93,36 @@ def background_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T
     `asyncio.all_tasks` does not name it. A program that ends in good order cancels and awaits all tasks that are named
     there while some of them still hold locks, and `asyncio.run` does the same. When the loop is closed it is dropped.
     """
+    return _task_of(loop, begun(work), name)
+
+
+def _task_of(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
     task = asyncio.Task(work, loop=loop, name=name, context=Context())
     asyncio._unregister_task(task)  # documented for libraries that extend asyncio
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # a loop that is closed says nothing about it
     _background.add(task)
     return task
+
+
+def begun(work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+    """The same, to be run later. If its loop ends first it is closed: Python warns of what was never begun."""
+    waiting = _when_run(work)
+    waiting.send(None)
+    return waiting
+
+
+async def _when_run(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        await _one_step()
+    except BaseException:  # cancelled, or dropped with its loop
+        work.close()
+        raise
+    return await work
+
+
+@coroutine
+def _one_step() -> Generator[None, None, None]:
+    yield
 
 
 def background_tasks() -> set[asyncio.Task[Any]]:
@@ -223,7 +248,7 @@ class AsyncioWorld:
         return nothing
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        home = self._loop
+        home, work = self._loop, begun(work)
         if home is not None and not home.is_closed() and asyncio._get_running_loop() is not home:
             # From a thread that works for the loop, or where the garbage collector happened to run.
             call_in(home, self._start, home, work, name)
@@ -235,7 +260,7 @@ class AsyncioWorld:
             raise
 
     def _start(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = background_task(loop, work, name)
+        task = _task_of(loop, work, name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
