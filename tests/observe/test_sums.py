@@ -235,7 +235,6 @@ def test_events_add_up_in_asyncio_with_cancellations(seed: int) -> None:
             await asyncio.gather(*tasks, closing, return_exceptions=True)
         for locks in clients:
             await locks.close()
-        await asyncio.sleep(0)  # so that a task that was started by the last step of closing has begun
 
     async def _later(locks: lockfast.aio.AsyncLocks) -> None:
         await store.turns(1000)
